@@ -1,0 +1,113 @@
+"""The command line: reads arguments, calls one function, prints. Errors are one sentence on stderr and exit code 1."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+
+from alkstore_sa import migrate
+from alkstore_sa.errors import AlkstoreError
+
+FILTER_PAGE = "docs/how-to/alembic.md"
+
+
+class _Failing(click.Group):
+    """A group whose commands report the errors of the library and the database in one sentence; `--debug` shows the traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (AlkstoreError, DBAPIError) as error:
+            if ctx.params.get("debug"):
+                raise
+            raise click.ClickException(_one_sentence(error)) from error
+
+
+def _one_sentence(error: Exception) -> str:
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return (str(cause).strip() or type(cause).__name__).splitlines()[0]
+
+
+@click.group(cls=_Failing, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="alkstore-sa")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(*, debug: bool) -> None:
+    """Durable queues and outboxes in the database that your application has already."""
+    del debug
+
+
+def _database_options(command: Any) -> Any:
+    url = click.option("--url", envvar="ALKSTORE_URL", required=True, help="Database URL of SQLAlchemy; also ALKSTORE_URL.")
+    schema = click.option("--schema", envvar="ALKSTORE_SCHEMA", help="Schema of the tables (PostgreSQL).")
+    return url(schema(command))
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Engine]:
+    """Make an engine for `url`, and dispose of it at the end."""
+    try:
+        engine = create_engine(make_url(url))
+    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
+        raise click.ClickException("this is no database URL that SQLAlchemy can open; use postgresql+psycopg:// or sqlite:///") from error
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+@main.command()
+@_database_options
+@click.option("--revision", default="head", show_default=True, help="Revision to stop at.")
+def upgrade(url: str, schema: str | None, revision: str) -> None:
+    """Make or upgrade the tables; safe from several processes at once."""
+    with opened(url) as engine:
+        migrate.upgrade(engine, schema=schema, revision=revision)
+        click.echo(f"the tables are at {migrate.current(engine, schema=schema)}")
+        if migrate.other_version_tables(engine):
+            click.echo(
+                "Another Alembic history lives in this database. Keep our tables out of its autogenerate, which would drop them:"
+                f" in its env.py, context.configure(…, include_name=alkstore_sa.migrate.include_name()). See {FILTER_PAGE}.",
+                err=True,
+            )
+
+
+@main.command()
+@_database_options
+@click.option("--revision", default="base", show_default=True, help="Revision to go back to; base drops the tables.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def downgrade(url: str, schema: str | None, revision: str, *, yes: bool) -> None:
+    """Take the tables back to an earlier revision; rows that have no place there are lost."""
+    if not yes and sys.stdin.isatty():
+        click.confirm("This loses jobs. Go on?", abort=True)
+    elif not yes:
+        raise click.ClickException("this loses jobs: say --yes")
+    with opened(url) as engine:
+        migrate.downgrade(engine, schema=schema, revision=revision)
+        click.echo(f"the tables are at {migrate.current(engine, schema=schema) or 'base'}")
+
+
+@main.command()
+@_database_options
+def current(url: str, schema: str | None) -> None:
+    """Show the revision that the tables are at."""
+    with opened(url) as engine:
+        click.echo(migrate.current(engine, schema=schema) or "base")
+
+
+@main.command()
+@_database_options
+def check(url: str, schema: str | None) -> None:
+    """Compare the tables with what this version needs; what is newer is accepted and shown."""
+    with opened(url) as engine:
+        differences = migrate.check(engine, schema=schema)
+    for difference in differences:
+        click.echo(f"newer than this version, or changed by hand: {difference}", err=True)
+    click.echo("the tables are all there" if differences else "the tables are as this version makes them")
+
+
+if __name__ == "__main__":
+    main()

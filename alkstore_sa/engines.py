@@ -1,0 +1,231 @@
+"""What a bind is, and how this library gets a transaction of its own on each database.
+
+A store never switches the isolation of the application's pooled connections: it works through a twin engine, made from the same pool
+recipe, whose connections are in autocommit and on which our own transactions are begun and ended by statement.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, Result, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlalchemy.sql.expression import Executable
+
+from alkstore_sa.errors import InvalidOption, SchemaMissing, SchemaOutdated, StoreClosed
+from alkstore_sa.seam import Tx, joined
+from alkstore_sa.sqlite import LONGEST_BUSY, is_busy, is_in_memory, prepare_sqlite, take_over_transactions
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S", bound=Executable)
+
+UPGRADE_HINT: Final = "run `alkstore upgrade`"
+
+_BEGIN: Final = {"postgresql": "BEGIN ISOLATION LEVEL READ COMMITTED", "sqlite": "BEGIN IMMEDIATE"}
+_LONGEST_CHANNEL: Final = 63  # bytes; LISTEN cuts off what is longer
+
+
+class Bind(Protocol):
+    """Anything that runs a statement in somebody's transaction."""
+
+    def execute(self, statement: Executable, params: Mapping[str, Any] | None = None, /) -> Result[Any]:
+        """Run the statement there."""
+        ...
+
+
+class Database:
+    """One database and schema as a store uses it: its statements, its own transactions, its connections' lives."""
+
+    def __init__(self, bind: Engine | URL | str, *, schema: str | None = None) -> None:
+        self.engine, self._owned = _engine(bind)
+        self.dialect: Final = self.engine.dialect.name
+        if self.dialect not in _BEGIN:
+            raise InvalidOption(f"{self.dialect} is not supported; use postgresql+psycopg:// or sqlite:///")
+        if self.dialect == "sqlite":
+            if schema is not None:
+                raise InvalidOption("SQLite has no schemas: leave schema out")
+            if is_in_memory(self.engine):
+                raise InvalidOption("in-memory SQLite gives every connection a database of its own; use a file: sqlite:///jobs.db")
+            if self._owned:
+                prepare_sqlite(self.engine)
+        self.schema: Final = schema
+        self.channel: Final = _channel(schema)
+        self._statements: dict[Any, Executable] = {}
+        self._lock = threading.Lock()
+        self._twin: Engine | None = None
+        self._pid = os.getpid()
+        self._closed = False
+
+    def statement(self, builder: Callable[P, S], /, *args: P.args, **shape: P.kwargs) -> S:
+        """Return what `builder` builds, built once and carrying the schema that its tables lie in."""
+        key = (builder, args, tuple(shape.items()))
+        kept = self._statements.get(key)
+        if kept is None:
+            kept = builder(*args, **shape).execution_options(schema_translate_map={None: self.schema})
+            self._statements[key] = kept
+        return kept  # type: ignore[return-value]  # the key names the builder that made it
+
+    @contextmanager
+    def begin(self, *, single: bool = False) -> Iterator[Connection]:
+        """Give a connection in a READ COMMITTED (SQLite: immediate) transaction of our own, or in autocommit where `single`.
+
+        Leaving commits, an exception rolls back. The wait for SQLite's other writers is bounded by 30 s.
+        """
+        twin = self._open_twin()
+        with translated(), twin.connect() as connection:
+            if single:
+                yield connection
+                return
+            self._retrying(lambda: connection.exec_driver_sql(_BEGIN[self.dialect]))
+            try:
+                yield connection
+                connection.exec_driver_sql("COMMIT")
+            except BaseException:
+                _roll_back(connection)
+                raise
+
+    def run(self, verb: Callable[Concatenate[Connection, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Lift a verb of several statements into a transaction of our own."""
+        with self.begin() as connection:
+            return verb(connection, *args, **kwargs)
+
+    def run_single(self, verb: Callable[Concatenate[Connection, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Lift a verb of one statement into autocommit; the statement is its own transaction."""
+
+        def once() -> R:
+            with self.begin(single=True) as connection:
+                return verb(connection, *args, **kwargs)
+
+        return self._retrying(once)
+
+    def join(self, tx: Tx, verb: Callable[Concatenate[Tx, P], R], clause: Executable, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a verb in the caller's transaction, after the one look at the connection that `clause` will use."""
+        self.refuse_closed()
+        bind = joined(tx, self.dialect, clause)
+        with translated():
+            return verb(bind, *args, **kwargs)
+
+    def open_apart(self) -> Connection:
+        """Open an autocommit connection that belongs to no pool; closing it ends it."""
+        connection = self._open_twin().connect()
+        connection.detach()
+        return connection
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass; the one place where this library's core does, so that an event loop can put its own in."""
+        time.sleep(seconds)
+
+    def refuse_closed(self) -> None:
+        """Raise `StoreClosed` once the store was closed."""
+        if self._closed:
+            raise StoreClosed("this store was closed")
+
+    def refuse_later_calls(self) -> None:
+        """Make every later call raise `StoreClosed`."""
+        self._closed = True
+
+    def close(self) -> None:
+        """Refuse every later call and dispose of what was made here, never of the application's own engine."""
+        self.refuse_later_calls()
+        with self._lock:
+            twin, self._twin = self._twin, None
+        if os.getpid() != self._pid:
+            return
+        if twin is not None:
+            twin.dispose()
+        if self._owned:
+            self.engine.dispose()
+
+    def _open_twin(self) -> Engine:
+        self.refuse_closed()
+        twin = self._twin
+        if twin is not None and self._pid == os.getpid():
+            return twin
+        with self._lock:
+            if self._pid != os.getpid():  # a forked child forgets its parent's connections and never closes them
+                self._pid, self._twin = os.getpid(), None
+                if self._owned:
+                    self.engine.dispose(close=False)
+            if self._twin is None:
+                self._twin = _twin(self.engine)
+            return self._twin
+
+    def _retrying(self, attempt: Callable[[], R]) -> R:
+        """Repeat what a busy SQLite refused, for at most 30 s; elsewhere just do it."""
+        if self.dialect != "sqlite":
+            return attempt()
+        end = time.monotonic() + LONGEST_BUSY
+        while True:
+            try:
+                return attempt()
+            except OperationalError as error:
+                if not is_busy(error) or time.monotonic() > end:
+                    raise
+            self.pause(0.01)
+
+
+def _engine(bind: Engine | URL | str) -> tuple[Engine, bool]:
+    if isinstance(bind, Engine):
+        return bind, False
+    if not isinstance(bind, (str, URL)):
+        raise TypeError(f"{type(bind).__name__} is no Engine or database URL; for an AsyncEngine use an AsyncStore")
+    try:
+        url = make_url(bind)
+        return create_engine(url), True
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise InvalidOption("this is no database URL that SQLAlchemy knows; use postgresql+psycopg:// or sqlite:///") from error
+
+
+def _twin(engine: Engine) -> Engine:
+    twin = create_engine(engine.url, pool=engine.pool.recreate(), isolation_level="AUTOCOMMIT")
+    if engine.dialect.name == "sqlite":
+
+        @event.listens_for(twin, "connect")
+        def _(connection: Any, _entry: Any) -> None:
+            take_over_transactions(connection)
+            cursor = connection.cursor()
+            cursor.execute("PRAGMA busy_timeout = 1000")  # short, so that a signal is heard; `_retrying` goes on from there
+            cursor.close()
+
+    return twin
+
+
+def _channel(schema: str | None) -> str:
+    name = "alkstore" if schema is None else f"alkstore:{schema}"
+    return name if len(name.encode()) <= _LONGEST_CHANNEL else f"alkstore:{blake2b(name.encode(), digest_size=16).hexdigest()}"
+
+
+def _roll_back(connection: Connection) -> None:
+    with suppress(DBAPIError):
+        connection.exec_driver_sql("ROLLBACK")
+        return
+    connection.invalidate()
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn a database error that says that a table or a column of ours is missing into ours; let every other one pass."""
+    try:
+        yield
+    except DBAPIError as error:
+        told = _schema_error(error)
+        if told is None:
+            raise
+        raise told from error
+
+
+def _schema_error(error: DBAPIError) -> SchemaMissing | None:
+    state = getattr(error.orig, "sqlstate", None)
+    text = str(error.orig)
+    if "alkstore_" not in f"{text} {error.statement}":
+        return None
+    if state in ("42P01", "3F000") or "no such table" in text:
+        return SchemaMissing(f"the tables of alkstore_sa are not in this database: {UPGRADE_HINT}")
+    if state == "42703" or "no such column" in text or "has no column named" in text:
+        return SchemaOutdated(f"a column of alkstore_sa is not in this database: {UPGRADE_HINT}")
+    return None

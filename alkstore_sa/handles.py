@@ -1,0 +1,291 @@
+"""What an application holds: a queue by name, and a claim of one of its jobs.
+
+Both are cheap and know how to get a transaction; what happens inside it stands in `queues`.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, Unpack
+
+from sqlalchemy import Row
+
+from alkstore_sa._backoff import backoff
+from alkstore_sa._names import checked_name
+from alkstore_sa._options import Duration, EnqueueOptions, Stamps, not_negative, placement, positive, whole
+from alkstore_sa._payload import Payload, decoded, encoded
+from alkstore_sa.errors import ClaimLost, error_text
+from alkstore_sa.patience import Patience
+from alkstore_sa.queues import MOVED_AT_ONCE, Jobs, chunked
+from alkstore_sa.records import Job, headers_from_text
+from alkstore_sa.seam import Tx
+from alkstore_sa.statements.jobs import delete_held
+from alkstore_sa.stop import StopToken
+from alkstore_sa.wake import Bell, Waiter
+
+MOST_ROWS: Final = 1_000_000
+_ID_RANGE: Final = (-(2**63), 2**63 - 1)
+
+
+class JobHandle:
+    """A claim, fenced by (id, fence): it can settle the job for as long as nobody else has had it since.
+
+    The end of the claim's time alone takes nothing away; a claim that was put back, taken over, cancelled or settled answers False and
+    changes nothing. Every verb is a transaction of its own, but for `ack_tx`. `heartbeat` updates `claim_expires_at`; nothing else
+    changes. Instants are aware UTC. `settled` says whether this very handle settled the job, `lost` is set once it learns that the claim
+    is gone.
+    """
+
+    __slots__ = (
+        "_base_backoff",
+        "_headers",
+        "_jobs",
+        "_text",
+        "attempts",
+        "claim_expires_at",
+        "enqueued_at",
+        "fence",
+        "id",
+        "last_error",
+        "lost",
+        "max_attempts",
+        "priority",
+        "queue",
+        "schedule",
+        "scheduled_for",
+        "settled",
+        "task",
+        "worker_id",
+    )
+
+    def __init__(self, jobs: Jobs, row: Row[Any]) -> None:
+        self._jobs: Final = jobs
+        self._text: str = row.payload
+        self._headers: str | None = row.headers
+        self._base_backoff: timedelta = row.base_backoff
+        self.id: int = row.id
+        self.fence: int = row.fence
+        self.queue: str = row.queue
+        self.worker_id: str = row.worker_id
+        self.attempts: int = row.attempts
+        self.max_attempts: int = row.max_attempts
+        self.priority: int = row.priority
+        self.enqueued_at: datetime = row.enqueued_at
+        self.claim_expires_at: datetime = row.claim_expires_at
+        self.task: str | None = row.task
+        self.schedule: str | None = row.schedule
+        self.scheduled_for: datetime | None = row.scheduled_for
+        self.last_error: str | None = row.last_error
+        self.lost = threading.Event()
+        self.settled: bool = False
+
+    def __repr__(self) -> str:
+        return f"<JobHandle id={self.id} fence={self.fence} queue={self.queue!r} attempts={self.attempts}/{self.max_attempts}>"
+
+    @property
+    def payload(self) -> Payload:
+        """The payload, decoded anew at each access; raises `InvalidPayload` where the stored text cannot be decoded."""
+        return decoded(self._jobs.codec, self._text)
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers; empty where there are none."""
+        return headers_from_text(self._headers)
+
+    def ack(self) -> bool:
+        """Delete the job, which is done; False if the claim is gone."""
+        return self._settled(self._jobs.database.run_single(self._jobs.ack, self.id, self.fence))
+
+    def ack_tx(self, tx: Tx) -> None:
+        """Delete the job inside the caller's transaction, so that its writes and the ack commit together or not at all.
+
+        The transaction must be on the store's own database and should begin after the claim: under REPEATABLE READ or SERIALIZABLE an
+        older snapshot does not see the claim. After a rollback the claim is as it was, though this handle counts as settled.
+
+        Raises:
+            ClaimLost: the claim is gone, so the caller's writes must be rolled back.
+            InvalidOption, TypeError: the transaction is not one that can carry the ack.
+        """
+        clause = self._jobs.database.statement(delete_held)
+        if not self._settled(self._jobs.database.join(tx, self._jobs.ack, clause, self.id, self.fence)):
+            raise ClaimLost(f"job {self.id} is no longer held under fence {self.fence}: roll back what was done for it")
+
+    def retry(self, error: str | BaseException, delay: Duration | None = None) -> bool:
+        """Put the job back with `error`, to run again after `delay` (default: the curve); False if the claim is gone.
+
+        With its attempts used up, or with the next run past its expiry, it goes to the dead instead, and that is True too.
+        """
+        pause = backoff(self._base_backoff, self.attempts) if delay is None else not_negative("delay", delay)
+        return self._settled(self._jobs.database.run(self._jobs.retry, self.id, self.fence, pause, error_text(error)))
+
+    def fail(self, error: str | BaseException) -> bool:
+        """Send the job to the dead at once, with `error`; False if the claim is gone."""
+        return self._settled(self._jobs.database.run(self._jobs.fail, self.id, self.fence, error_text(error)))
+
+    def release(self, delay: Duration | None = None, error: str | BaseException | None = None) -> bool:
+        """Give the job back, at once or after `delay`, its attempt uncounted; False if the claim is gone.
+
+        `last_error` stays as it was unless `error` is given.
+        """
+        pause = timedelta(0) if delay is None else not_negative("delay", delay)
+        text = None if error is None else error_text(error)
+        return self._settled(self._jobs.database.run_single(self._jobs.release, self.id, self.fence, pause, text))
+
+    def heartbeat(self, ttl: Duration | None = None) -> bool:
+        """Move the claim's end to `ttl` from now (default: the job's visibility timeout); False if the claim is gone."""
+        length = None if ttl is None else positive("ttl", ttl)
+        end = self._jobs.database.run_single(self._jobs.heartbeat, self.id, self.fence, length)
+        if end is not None:
+            self.claim_expires_at = end
+        return self._told(end is not None)
+
+    def _told(self, stands: bool) -> bool:
+        if not stands:
+            self.lost.set()
+        return stands
+
+    def _settled(self, stands: bool) -> bool:
+        self.settled = self.settled or stands
+        return self._told(stands)
+
+
+class Queue:
+    """A queue by name. A handle is free: nothing is registered, and no round trip is made until a verb is called.
+
+    Every verb without `_tx` is a transaction of its own. May be shared between threads.
+    """
+
+    def __init__(self, jobs: Jobs, bell: Bell, name: str, stamps: Stamps, poll: timedelta) -> None:
+        self.name: Final = name
+        self._jobs: Final = jobs
+        self._stamps: Final = stamps
+        self._waiter: Final = Waiter(bell, name, poll, lambda: jobs.database.run_single(jobs.next_deadline, name))
+
+    def enqueue(self, payload: Payload, **options: Unpack[EnqueueOptions]) -> int:
+        """Store a job and return its id; committed when this returns. One statement.
+
+        `delay` (a duration) or `run_at` (an aware instant) puts its run off, `expires` (a duration from now) ends its use, a higher
+        `priority` (16 bit) comes first, `max_attempts` is the number of runs in all, `headers` are str to str, at most 8 KiB.
+
+        Raises:
+            InvalidPayload, InvalidOption: before anything is sent; also for a `run_at` past `expires`, with nothing stored.
+        """
+        placed = placement(self._stamps, **options)
+        return self._jobs.database.run_single(self._jobs.insert, self.name, placed, encoded(self._jobs.codec, payload))
+
+    def enqueue_tx(self, tx: Tx, payload: Payload, **options: Unpack[EnqueueOptions]) -> int:
+        """Store a job through the caller's transaction and return its id; it commits or vanishes with the caller's rows.
+
+        Never commits, rolls back or opens another connection. One statement. Options as for `enqueue`.
+
+        Raises:
+            InvalidPayload: before anything is sent, the transaction untouched.
+            InvalidOption: likewise, or a transaction whose rollback would keep the job.
+            TypeError: `tx` is no Session, scoped_session or Connection.
+        """
+        placed = placement(self._stamps, **options)
+        text = encoded(self._jobs.codec, payload)
+        return self._jobs.database.join(tx, self._jobs.insert, self._jobs.insert_statement(placed), self.name, placed, text)
+
+    def enqueue_many(self, payloads: Iterable[Payload], **options: Unpack[EnqueueOptions]) -> list[int]:
+        """Store a job for each payload, all or none, and return their ids, ascending, in the order of the payloads."""
+        placed = placement(self._stamps, **options)
+        chunks = list(chunked([encoded(self._jobs.codec, payload) for payload in payloads]))
+        if not chunks:
+            return []
+        run = self._jobs.database.run_single if len(chunks) == 1 else self._jobs.database.run
+        return run(self._jobs.insert_many, self.name, placed, chunks)
+
+    def enqueue_many_tx(self, tx: Tx, payloads: Iterable[Payload], **options: Unpack[EnqueueOptions]) -> list[int]:
+        """Store a job for each payload through the caller's transaction, as `enqueue_tx` and `enqueue_many` do."""
+        placed = placement(self._stamps, **options)
+        chunks = list(chunked([encoded(self._jobs.codec, payload) for payload in payloads]))
+        if not chunks:
+            return []
+        return self._jobs.database.join(tx, self._jobs.insert_many, self._jobs.insert_statement(placed), self.name, placed, chunks)
+
+    def claim(self, worker_id: str, limit: int = 1) -> list[JobHandle]:
+        """Claim up to `limit` jobs for `worker_id`, by priority (higher first), then due time, then id.
+
+        Each is this worker's until its `claim_expires_at`; after that others may take it. The claim is committed when this returns.
+
+        Raises:
+            InvalidName: the worker's id is no name.
+            InvalidOption: `limit` is not from 1 to 1,000,000.
+        """
+        worker = checked_name("worker", worker_id)
+        most = whole("limit", limit, 1, MOST_ROWS)
+        self._waiter.before_claim()
+        rows = self._jobs.database.run(self._jobs.claim_fresh, self.name, worker, most)
+        self._waiter.after_claim(len(rows))
+        return [JobHandle(self._jobs, row) for row in rows]
+
+    def claim_one(self, worker_id: str) -> JobHandle | None:
+        """Claim one job, or None where there is none."""
+        claimed = self.claim(worker_id)
+        return claimed[0] if claimed else None
+
+    def ack_many(self, jobs: Iterable[JobHandle]) -> int:
+        """Delete the jobs whose claims still stand, in one statement, and return how many; the other handles are marked lost."""
+        handles = list(jobs)
+        if not handles:
+            return 0
+        claims = [(handle.id, handle.fence) for handle in handles]
+        acked = set(self._jobs.database.run_single(self._jobs.ack_many, claims))
+        for handle in handles:
+            if handle.id not in acked:
+                handle.lost.set()
+        return len(acked)
+
+    def wait(self, timeout: Duration) -> bool:
+        """Block until it is worth claiming (a wake, a deadline, the poll floor): True; False once `timeout` is over."""
+        return self._waiter.wait(not_negative("timeout", timeout).total_seconds())
+
+    def jobs(self, worker_id: str, stop: StopToken) -> Iterator[JobHandle]:
+        """Claim jobs one at a time, waiting between them, until `stop` is cancelled; settles and heartbeats nothing.
+
+        A database that is away is waited for, with growing pauses and a warning in the log; any other database error is raised.
+        """
+        patience = Patience(stop)
+        while not stop.cancelled:
+            claimed = None
+            with patience.with_the_database():
+                claimed = self.claim_one(worker_id)
+                if claimed is None:
+                    self._waiter.wait(float("inf"), stop)
+            if claimed is not None:
+                yield claimed
+
+    def dead(self, *, limit: int = 100, after: int | None = None) -> Sequence[Job]:
+        """List the queue's dead jobs by ascending id, from the one after the id `after`."""
+        start = 0 if after is None else checked_id("after", after)
+        most = whole("limit", limit, 1, MOST_ROWS)
+        return self._jobs.database.run_single(self._jobs.list_dead, self.name, most, start)
+
+    def replay(self, job_id: int) -> bool:
+        """Bring a dead job back under its id: ready, no attempt used, no expiry; False if this queue has no such dead job."""
+        return self._jobs.database.run(self._jobs.replay, self.name, checked_id("job_id", job_id))
+
+    def replay_all(self, *, limit: int | None = None) -> int:
+        """Bring dead jobs back, in id order, in transactions of 1,000; return how many."""
+        left = MOST_ROWS if limit is None else whole("limit", limit, 1, MOST_ROWS)
+        replayed = 0
+        while left:
+            asked = min(left, MOVED_AT_ONCE)
+            moved = self._jobs.database.run(self._jobs.replay_batch, self.name, asked)
+            replayed += moved
+            left = left - moved if moved == asked else 0
+        return replayed
+
+    def purge_dead(self, *, older_than: Duration) -> int:
+        """Delete the jobs that died at least `older_than` ago, in transactions of 1,000; return how many."""
+        age = not_negative("older_than", older_than)
+        purged = 0
+        while moved := self._jobs.database.run_single(self._jobs.purge_batch, self.name, age, MOVED_AT_ONCE):
+            purged += moved
+        return purged
+
+
+def checked_id(option: str, value: int) -> int:
+    """Return `value` if a job's id can be compared with it; raises `InvalidOption`."""
+    return whole(option, value, *_ID_RANGE)

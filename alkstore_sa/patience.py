@@ -1,0 +1,40 @@
+"""How a loop outlives a database that is away: it warns, pauses for longer each time, and goes on."""
+
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from alkstore_sa.stop import StopToken
+
+log: Final = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS: Final = 0.2
+LONGEST_PAUSE_SECONDS: Final = 15.0
+
+
+class Patience:
+    """Counts a loop's failures in a row and sizes its pauses by them."""
+
+    def __init__(self, stop: StopToken) -> None:
+        self._stop = stop
+        self._failures = 0
+
+    @contextmanager
+    def with_the_database(self) -> Iterator[None]:
+        """Do one round of the loop; an error of the connection or the server ends the round with a pause, any other one passes."""
+        try:
+            yield
+        except (OperationalError, InterfaceError, PoolTimeout) as error:
+            pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(self._failures, 10)) * random.uniform(0.5, 1)
+            self._failures += 1
+            log.warning(
+                "the database did not answer (%s): going on in %.1f s", type(error).__name__, pause, extra={"failures": self._failures}
+            )
+            self._stop.wait(pause)
+        else:
+            self._failures = 0

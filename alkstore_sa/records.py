@@ -1,0 +1,95 @@
+"""The shape of the data in Python: frozen pictures of rows. Pure; nothing here is attached to a session."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
+
+from alkstore_sa._payload import Codec, Payload, decoded
+from alkstore_sa.errors import InvalidPayload
+
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class JobState(StrEnum):
+    """Where a job stands. A due delayed job and one whose claim lapsed count as ready."""
+
+    READY = "ready"
+    DELAYED = "delayed"
+    CLAIMED = "claimed"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A read-only picture of a job, live or dead.
+
+    `payload` is None and `payload_error` says why where the stored text cannot be decoded. Instants are aware UTC.
+    """
+
+    id: int
+    queue: str
+    payload: Payload
+    payload_error: str | None
+    state: JobState
+    priority: int
+    attempts: int
+    max_attempts: int
+    fence: int
+    visibility_timeout: timedelta
+    base_backoff: timedelta
+    enqueued_at: datetime
+    run_at: datetime
+    expires_at: datetime | None
+    worker_id: str | None
+    claim_expires_at: datetime | None
+    task: str | None
+    headers: Mapping[str, str]
+    schedule: str | None
+    scheduled_for: datetime | None
+    last_error: str | None
+    died_at: datetime | None
+
+
+@dataclass(frozen=True)
+class QueueStats:
+    """How many jobs a queue holds per state, and how long its oldest due job has waited."""
+
+    name: str
+    ready: int  # due, lapsed claims included
+    delayed: int
+    claimed: int
+    dead: int
+    dead_capped: bool  # there are more than `dead` says
+    oldest_due_age: timedelta | None
+
+
+def job_from_row(row: Mapping[Any, Any], codec: Codec) -> Job:
+    """Make the picture of a job from a row that has its columns by name."""
+    payload, payload_error = decoded_or_error(codec, row["payload"])
+    fields = {**row, "payload": payload, "payload_error": payload_error}
+    fields["state"] = JobState(row["state"])
+    fields["headers"] = headers_from_text(row["headers"])
+    return Job(**fields)
+
+
+def decoded_or_error(codec: Codec, text: str) -> tuple[Payload, str | None]:
+    """Decode a stored payload for a picture: the payload and None, or None and what is wrong with the text."""
+    try:
+        return decoded(codec, text), None
+    except InvalidPayload as error:
+        return None, str(error)
+
+
+def headers_from_text(text: str | None) -> Mapping[str, str]:
+    """Give the headers that were stored as a JSON object; none where the text was damaged by hand."""
+    if text is None:
+        return NO_HEADERS
+    try:
+        headers = json.loads(text)
+    except ValueError:
+        return NO_HEADERS
+    return MappingProxyType(headers) if isinstance(headers, dict) else NO_HEADERS

@@ -1,0 +1,71 @@
+"""Joining the caller's transaction: what may be handed to a `_tx` verb, and the one look at the connection behind it.
+
+Nothing here runs a statement, and nothing commits, rolls back or expires what is the caller's.
+"""
+
+from typing import Any, TypeAlias
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.sql.expression import Executable
+
+from alkstore_sa.errors import InvalidOption
+
+Tx: TypeAlias = Session | scoped_session[Session] | Connection
+
+
+def joined(tx: Tx, dialect: str, statement: Executable) -> Tx:
+    """Return `tx` if a job written through it by `statement` lives and dies with the caller's transaction.
+
+    Raises:
+        TypeError: it is neither a Session, a scoped_session nor a Connection.
+        InvalidOption: another dialect than the store's, autocommit, or a savepoint on SQLite that would commit.
+    """
+    connection = _connection(tx, statement)
+    if connection.dialect.name != dialect:
+        raise InvalidOption(f"this transaction is on {connection.dialect.name}, but the store is on {dialect}")
+    if not connection.in_transaction():
+        connection.begin()
+    if dialect == "sqlite":
+        _refuse_unsound_sqlite(connection)
+    elif _is_autocommit(connection):
+        raise InvalidOption("this connection is in autocommit: a rollback would keep the job; use the verb without _tx, or a transaction")
+    return tx
+
+
+def _connection(tx: Tx, statement: Executable) -> Connection:
+    if isinstance(tx, Connection):
+        return tx
+    if isinstance(tx, (Session, scoped_session)):
+        return tx.connection(bind_arguments={"clause": statement})
+    kind = type(tx)
+    if kind.__module__.startswith("sqlalchemy.ext.asyncio"):
+        raise TypeError(f"{kind.__name__} is asynchronous: use `await tx.run_sync(queue.enqueue_tx, payload)`, or an AsyncStore")
+    raise TypeError(f"{kind.__name__} is no Session, scoped_session or Connection of SQLAlchemy")
+
+
+def _is_autocommit(connection: Connection) -> bool:
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+        return True
+    return bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
+
+
+def _refuse_unsound_sqlite(connection: Connection) -> None:
+    driver: Any = connection.connection.dbapi_connection
+    autocommit = getattr(driver, "autocommit", None)
+    nested = connection.in_nested_transaction()
+    if autocommit is False:  # the driver itself keeps a transaction open at all times
+        return
+    if autocommit is not True and driver.isolation_level is not None:  # the driver's legacy mode: it begins at the INSERT
+        if nested:
+            raise InvalidOption(
+                "this savepoint would commit when it is released: the SQLite driver has not begun a transaction;"
+                " call alkstore_sa.prepare_sqlite(engine) once, before the engine connects"
+            )
+        return
+    begun_outside = bool(connection.dispatch.begin) or not nested  # a savepoint alone would look like a transaction
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT" or not (driver.in_transaction and begun_outside):
+        raise InvalidOption(
+            "this SQLite connection is in autocommit: a rollback would keep the job;"
+            " use the verb without _tx, or call alkstore_sa.prepare_sqlite(engine) once, before the engine connects"
+        )
