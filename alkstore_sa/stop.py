@@ -19,15 +19,19 @@ class Latch:
     """Set once, readable until cleared. Each process has its own: a forked child never touches its parent's."""
 
     def __init__(self) -> None:
-        self._pid: int | None = None
-        self._pair: tuple[socket.socket, socket.socket] | None = None
+        self._pair = self._opened()
+
+    def _opened(self) -> tuple[socket.socket, socket.socket]:
+        self._pid = os.getpid()
+        reader, writer = socket.socketpair()
+        reader.setblocking(False)
+        writer.setblocking(False)
+        return reader, writer
 
     def _sockets(self) -> tuple[socket.socket, socket.socket]:
-        if self._pair is None or self._pid != os.getpid():
+        if self._pid != os.getpid():
             self.close()  # a child closes its copies; the parent's stay open
-            self._pid, self._pair = os.getpid(), socket.socketpair()
-            for end in self._pair:
-                end.setblocking(False)
+            self._pair = self._opened()
         return self._pair
 
     def fileno(self) -> int:
@@ -47,7 +51,7 @@ class Latch:
 
     def close(self) -> None:
         """Close both sockets."""
-        for end in self._pair or ():
+        for end in self._pair:
             end.close()
 
     def __del__(self) -> None:

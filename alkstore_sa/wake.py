@@ -52,7 +52,7 @@ class Bell:
         self._rings: dict[str, int] = {}
         self._thread: threading.Thread | None = None
         self._first_attempt = threading.Event()
-        self._stop = StopToken()
+        self._stop: StopToken | None = None
 
     def rings(self, queue: str) -> int:
         """Give a number that changes at each ring for `queue`."""
@@ -77,7 +77,8 @@ class Bell:
         with self._changed:
             self._ears[queue].add(ear)
             if self._waking and self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="alkstore-wake", daemon=True)
+                self._stop = StopToken()
+                self._thread = threading.Thread(target=self._run, args=(self._stop,), name="alkstore-wake", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
         try:
@@ -93,21 +94,21 @@ class Bell:
         """Stop the source and wake everybody."""
         if self._pid != os.getpid():
             return
-        self._stop.cancel()
         self.ring()
-        with self._changed:
-            self._changed.notify_all()
-        if self._thread is not None:
+        if self._stop is not None and self._thread is not None:
+            self._stop.cancel()
+            with self._changed:
+                self._changed.notify_all()
             self._thread.join(5)
 
-    def _run(self) -> None:
+    def _run(self, stop: StopToken) -> None:
         hear = self._hear_notifications if self.database.dialect == "postgresql" else self._watch_file
         failures = 0
-        while not self._stop.cancelled:
+        while not stop.cancelled:
             began = time.monotonic()
             try:
                 with self.database.open_apart() as connection:
-                    if not hear(connection):
+                    if not hear(connection, stop):
                         return
             except StoreClosed:
                 return
@@ -118,11 +119,11 @@ class Bell:
                 )
             finally:
                 self._first_attempt.set()
-            self._stop.wait(min(LONGEST_RECONNECT_SECONDS, 0.1 * 2 ** min(failures, 10)) * random.uniform(0.5, 1))
+            stop.wait(min(LONGEST_RECONNECT_SECONDS, 0.1 * 2 ** min(failures, 10)) * random.uniform(0.5, 1))
 
     # -- PostgreSQL -------------------------------------------------------------------------------------------------
 
-    def _hear_notifications(self, connection: Connection) -> bool:
+    def _hear_notifications(self, connection: Connection, stop: StopToken) -> bool:
         driver: Any = connection.connection.dbapi_connection
         if not isinstance(driver, psycopg.Connection):
             log.warning("no wakes with the driver %s: waiting by polling", self.database.engine.dialect.driver)
@@ -135,7 +136,7 @@ class Bell:
         self.ring()  # listen first, then look
         answered = True
         next_probe = time.monotonic()
-        while not self._stop.cancelled:
+        while not stop.cancelled:
             if time.monotonic() >= next_probe:
                 if not answered:
                     raise OSError("no notification comes through: a pooler in transaction mode, or a dead connection")
@@ -143,7 +144,7 @@ class Bell:
                 answered = False
                 next_probe = time.monotonic() + PROBE_ANSWER_SECONDS
             else:
-                wait_for((driver, self._stop), next_probe - time.monotonic())
+                wait_for((driver, stop), next_probe - time.monotonic())
             for notification in driver.notifies(timeout=0):
                 if notification.channel == probe:
                     answered = True
@@ -154,19 +155,19 @@ class Bell:
 
     # -- SQLite -----------------------------------------------------------------------------------------------------
 
-    def _watch_file(self, connection: Connection) -> bool:
+    def _watch_file(self, connection: Connection, stop: StopToken) -> bool:
         seen: object = None
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._stop.cancelled or any(self._ears.values()))
-            if self._stop.cancelled:
+                self._changed.wait_for(lambda: stop.cancelled or any(self._ears.values()))
+            if stop.cancelled:
                 return True
             version = connection.exec_driver_sql("PRAGMA data_version").scalar()
             if version != seen:
                 seen = version
                 self.ring()
             self._first_attempt.set()
-            self._stop.wait(DATA_VERSION_SECONDS)
+            stop.wait(DATA_VERSION_SECONDS)
 
 
 class Waiter:
