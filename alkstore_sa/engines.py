@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, Result, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, Result, create_engine, event, func, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
 from sqlalchemy.sql.expression import Executable
 
@@ -71,18 +71,21 @@ class Database:
         return kept  # type: ignore[return-value]  # the key names the builder that made it
 
     @contextmanager
-    def begin(self, *, single: bool = False) -> Iterator[Connection]:
+    def begin(self, *, single: bool = False, limit: float | None = None) -> Iterator[Connection]:
         """Give a connection in a READ COMMITTED (SQLite: immediate) transaction of our own, or in autocommit where `single`.
 
-        Leaving commits, an exception rolls back. The wait for SQLite's other writers is bounded by 30 s.
+        Leaving commits, an exception rolls back. The wait for SQLite's other writers is bounded by 30 s. `limit` bounds, in seconds,
+        what can hold a transaction up: each of its statements on PostgreSQL, the wait for the other writers on SQLite.
         """
         twin = self._open_twin()
         with translated(), twin.connect() as connection:
             if single:
                 yield connection
                 return
-            self._retrying(lambda: connection.exec_driver_sql(_BEGIN[self.dialect]))
+            self._retrying(lambda: connection.exec_driver_sql(_BEGIN[self.dialect]), LONGEST_BUSY if limit is None else limit)
             try:
+                if limit is not None and self.dialect == "postgresql":
+                    connection.execute(select(func.set_config("statement_timeout", str(round(limit * 1000)), True)))
                 yield connection
                 connection.exec_driver_sql("COMMIT")
             except BaseException:
@@ -92,6 +95,11 @@ class Database:
     def run(self, verb: Callable[Concatenate[Connection, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Lift a verb of several statements into a transaction of our own."""
         with self.begin() as connection:
+            return verb(connection, *args, **kwargs)
+
+    def run_within(self, limit: float, verb: Callable[Concatenate[Connection, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Lift a verb as `run` does, in a transaction whose statements are held up for at most `limit` seconds each."""
+        with self.begin(limit=limit) as connection:
             return verb(connection, *args, **kwargs)
 
     def run_single(self, verb: Callable[Concatenate[Connection, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -155,11 +163,11 @@ class Database:
                 self._twin = _twin(self.engine)
             return self._twin
 
-    def _retrying(self, attempt: Callable[[], R]) -> R:
-        """Repeat what a busy SQLite refused, for at most 30 s; elsewhere just do it."""
+    def _retrying(self, attempt: Callable[[], R], longest: float = LONGEST_BUSY) -> R:
+        """Repeat what a busy SQLite refused, for at most `longest` seconds; elsewhere just do it."""
         if self.dialect != "sqlite":
             return attempt()
-        end = time.monotonic() + LONGEST_BUSY
+        end = time.monotonic() + longest
         while True:
             try:
                 return attempt()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from alkstore_sa.stop import StopToken
@@ -15,6 +15,9 @@ log: Final = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS: Final = 0.2
 LONGEST_PAUSE_SECONDS: Final = 15.0
+
+_AWAY: Final = ("08", "53", "57", "58")  # connection, resources, operator, system
+_CANCELED: Final = "57014"  # a statement that ran into its time limit
 
 
 class Patience:
@@ -30,11 +33,27 @@ class Patience:
         try:
             yield
         except (OperationalError, InterfaceError, PoolTimeout) as error:
-            pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(self._failures, 10)) * random.uniform(0.5, 1)
-            self._failures += 1
-            log.warning(
-                "the database did not answer (%s): going on in %.1f s", type(error).__name__, pause, extra={"failures": self._failures}
-            )
-            self._stop.wait(pause)
+            self.outlast(error)
         else:
-            self._failures = 0
+            self.recover()
+
+    def outlast(self, error: Exception) -> None:
+        """Warn of one more failure in a row, and pause."""
+        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(self._failures, 10)) * random.uniform(0.5, 1)
+        self._failures += 1
+        log.warning("the database did not answer (%s): going on in %.1f s", type(error).__name__, pause, extra={"failures": self._failures})
+        self._stop.wait(pause)
+
+    def recover(self) -> None:
+        """Begin to count anew: a round of the loop went well."""
+        self._failures = 0
+
+
+def is_away(error: DBAPIError) -> bool:
+    """Tell whether the connection, the server or the file is to blame rather than the statement or what it met."""
+    if error.connection_invalidated or isinstance(error, InterfaceError):
+        return True
+    state = getattr(error.orig, "sqlstate", None)
+    if state is None:  # SQLite, or no connection at all
+        return isinstance(error, OperationalError)
+    return state[:2] in _AWAY and state != _CANCELED
