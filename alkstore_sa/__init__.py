@@ -1,4 +1,4 @@
-"""Durable job queues and a transactional outbox as tables in the database that an application already has."""
+"""Durable job queues, leases, a scheduler and a transactional outbox as tables in the database that an application already has."""
 
 from alkstore_sa._options import Duration, EnqueueOptions
 from alkstore_sa._payload import Codec, Payload
@@ -9,13 +9,18 @@ from alkstore_sa.errors import (
     InvalidName,
     InvalidOption,
     InvalidPayload,
+    InvalidSpec,
+    LeadershipLost,
+    LeaseLost,
+    LockHeld,
     ReservedName,
     SchemaMissing,
     SchemaOutdated,
     StoreClosed,
 )
 from alkstore_sa.handles import JobHandle, Queue
-from alkstore_sa.records import Job, JobState, QueueStats
+from alkstore_sa.locks import Lease
+from alkstore_sa.records import Fire, Job, JobState, LockInfo, QueueStats, Schedule, Tick, TickReport
 from alkstore_sa.seam import Tx
 from alkstore_sa.sqlite import prepare_sqlite
 from alkstore_sa.stop import StopToken
@@ -29,22 +34,32 @@ __all__ = [
     "Delivery",
     "Duration",
     "EnqueueOptions",
+    "Fire",
     "InvalidName",
     "InvalidOption",
     "InvalidPayload",
+    "InvalidSpec",
     "Job",
     "JobHandle",
     "JobState",
+    "LeadershipLost",
+    "Lease",
+    "LeaseLost",
+    "LockHeld",
+    "LockInfo",
     "Outbox",
     "Payload",
     "Queue",
     "QueueStats",
     "ReservedName",
+    "Schedule",
     "SchemaMissing",
     "SchemaOutdated",
     "StopToken",
     "Store",
     "StoreClosed",
+    "Tick",
+    "TickReport",
     "Tx",
     "metadata",
     "metadata_for",

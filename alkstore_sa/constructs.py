@@ -75,6 +75,21 @@ class Integers(TypeDecorator[Sequence[int]]):
         return json.dumps(list(value or ())) if dialect.name == "sqlite" else value
 
 
+class Texts(TypeDecorator[Sequence[str]]):
+    """Many texts as one parameter: a `text[]` on PostgreSQL, a JSON text on SQLite."""
+
+    impl = Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Give the parameter's type on this dialect."""
+        return dialect.type_descriptor(Text() if dialect.name == "sqlite" else ARRAY(Text))
+
+    def process_bind_param(self, value: Sequence[str] | None, dialect: Dialect) -> Any:
+        """Give what the driver is handed for the texts."""
+        return json.dumps(list(value or ()), ensure_ascii=False) if dialect.name == "sqlite" else value
+
+
 class statement_now(FunctionElement[datetime]):
     """The database's clock at the start of the statement: for predicates that an index serves."""
 
@@ -119,6 +134,19 @@ class json_texts(FunctionElement[Any]):
 class integer_pairs(FunctionElement[Any]):
     """`integer_pairs(lefts, rights)`: two `Integers` parameters of one length as rows of (id, fence)."""
 
+    inherit_cache = True
+
+
+class parallel(FunctionElement[Any]):
+    """`parallel(texts_or_integers, …)`: array parameters of one length as rows of (c0, c1, …, ord), `ord` ascending."""
+
+    inherit_cache = True
+
+
+class instant_of(FunctionElement[datetime]):
+    """`instant_of(integer)`: the instant that lies so many microseconds after the epoch."""
+
+    type = UtcInstant()
     inherit_cache = True
 
 
@@ -216,6 +244,29 @@ def _(element: integer_pairs, compiler: SQLCompiler, **kw: Any) -> str:
 def _(element: integer_pairs, compiler: SQLCompiler, **kw: Any) -> str:
     lefts, rights = (compiler.process(clause, **kw) for clause in element.clauses)
     return f"(SELECT value AS id, json_extract({rights}, '$[' || key || ']') AS fence FROM json_each({lefts}))"
+
+
+@compiles(parallel, "postgresql")
+def _(element: parallel, compiler: SQLCompiler, **kw: Any) -> str:
+    names = ", ".join([f"c{place}" for place in range(len(element.clauses))] + ["ord"])
+    return f"(SELECT {names} FROM unnest({compiler.process(element.clauses, **kw)}) WITH ORDINALITY AS item({names}))"
+
+
+@compiles(parallel, "sqlite")
+def _(element: parallel, compiler: SQLCompiler, **kw: Any) -> str:
+    first, *others = (compiler.process(clause, **kw) for clause in element.clauses)
+    columns = [f"json_extract({other}, '$[' || key || ']') AS c{place}" for place, other in enumerate(others, 1)]
+    return f"(SELECT {', '.join([*columns, 'value AS c0', 'key AS ord'])} FROM json_each({first}))"
+
+
+@compiles(instant_of, "postgresql")
+def _(element: instant_of, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"(TIMESTAMPTZ 'epoch' + {compiler.process(element.clauses, **kw)} * INTERVAL '1 microsecond')"
+
+
+@compiles(instant_of, "sqlite")
+def _(element: instant_of, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"({compiler.process(element.clauses, **kw)})"
 
 
 @compiles(in_picked, "postgresql")

@@ -7,8 +7,12 @@ What does not: database errors, which pass through as SQLAlchemy raises them.
     ├── InvalidName (ValueError)        a name breaks the rules: fix the call
     │   └── ReservedName                the name is the engine's own
     ├── InvalidOption (ValueError)      a value or a target is out of its range: fix the call
+    ├── InvalidSpec (ValueError)        a schedule's spec is not of the grammar: fix the call
     ├── InvalidPayload (ValueError)     the payload cannot be stored, or the stored text cannot be read
     ├── ClaimLost (RuntimeError)        somebody else has the job now: stop working on it
+    ├── LockHeld (TimeoutError)         somebody else has the lock: come back later
+    ├── LeaseLost (RuntimeError)        the lock was lost while its body ran: what it guarded may be somebody else's
+    ├── LeadershipLost (RuntimeError)   another process runs the scheduler now, or may: stand again
     ├── StoreClosed (RuntimeError)      the store was closed: make a new one
     └── SchemaMissing (RuntimeError)    the tables are not there: run the command that the message names
         └── SchemaOutdated              they are there, but a column or an index is missing: likewise
@@ -35,12 +39,28 @@ class InvalidOption(AlkstoreError, ValueError):
     """An option, a database URL or a transaction is not one that the call can take."""
 
 
+class InvalidSpec(AlkstoreError, ValueError):
+    """A schedule's spec is not `@every <n><unit>`, or its interval is out of range."""
+
+
 class InvalidPayload(AlkstoreError, ValueError):
     """A payload cannot be encoded by the store's codec, or its stored text cannot be decoded."""
 
 
 class ClaimLost(AlkstoreError, RuntimeError):
     """The claim that a transaction was to settle is no longer this handle's."""
+
+
+class LockHeld(AlkstoreError, TimeoutError):
+    """A lock was not to be had within the time that the caller would wait."""
+
+
+class LeaseLost(AlkstoreError, RuntimeError):
+    """A lock was lost before its body ended, so that somebody else may have had it meanwhile."""
+
+
+class LeadershipLost(AlkstoreError, RuntimeError):
+    """This process does not, or no longer, lead the scheduler."""
 
 
 class StoreClosed(AlkstoreError, RuntimeError):

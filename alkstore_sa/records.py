@@ -67,6 +67,72 @@ class QueueStats:
     oldest_due_age: timedelta | None
 
 
+@dataclass(frozen=True)
+class LockInfo:
+    """A lock that somebody holds."""
+
+    name: str
+    owner: str
+    token: int
+    expires_at: datetime
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A read-only picture of a schedule. `last_error` is set while it cannot be fired; it is tried again by itself."""
+
+    name: str
+    spec: str
+    queue: str
+    payload: Payload
+    payload_error: str | None
+    priority: int
+    max_attempts: int
+    expires: timedelta | None
+    task: str | None
+    headers: Mapping[str, str]
+    next_fire_at: datetime
+    paused: bool
+    last_error: str | None
+
+
+@dataclass(frozen=True)
+class Fire:
+    """One boundary of a schedule as it was handled: fired as a job, or the first of a skipped range."""
+
+    schedule: str
+    boundary: datetime
+    through: datetime  # the last boundary of a skipped range; equal to `boundary` for a fire
+    fired_at: datetime
+    job_id: int | None  # None: skipped
+    skipped: int  # boundaries skipped from this one on; 0 for a fire
+    caught_up: bool  # fired after its successor was due
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What one tick did about one schedule; the three add up to the boundaries that were due."""
+
+    fired: int
+    skipped: int
+    already_fired: int  # passed over, since the history has them
+
+
+@dataclass(frozen=True)
+class TickReport:
+    """What one tick did, by schedule, and when the next boundary is."""
+
+    schedules: Mapping[str, Tick]
+    next_fire_at: datetime | None
+
+
+def schedule_from_row(row: Mapping[Any, Any], codec: Codec) -> Schedule:
+    """Make the picture of a schedule from a row that has its columns by name."""
+    payload, payload_error = decoded_or_error(codec, row["payload"])
+    fields = {name: row[name] for name in Schedule.__dataclass_fields__ if name != "payload_error"}
+    return Schedule(**{**fields, "payload": payload, "payload_error": payload_error, "headers": headers_from_text(row["headers"])})
+
+
 def job_from_row(row: Mapping[Any, Any], codec: Codec) -> Job:
     """Make the picture of a job from a row that has its columns by name."""
     payload, payload_error = decoded_or_error(codec, row["payload"])

@@ -1,23 +1,30 @@
 """The store: one database, one schema, one codec, and everything that is reached through it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Final, Self, Unpack
 
 from sqlalchemy import URL, Connection, Engine
 
+from alkstore_sa._cadence import parsed_interval
 from alkstore_sa._names import checked_name
-from alkstore_sa._options import OUTBOX, PLAIN, Duration, EnqueueOptions, Stamps, positive, whole
-from alkstore_sa._payload import Codec, JsonCodec, Payload
+from alkstore_sa._options import OUTBOX, PLAIN, Duration, EnqueueOptions, Stamps, not_negative, placement, positive, whole
+from alkstore_sa._payload import Codec, JsonCodec, Payload, encoded
 from alkstore_sa.deliveries import Outbox
 from alkstore_sa.engines import Database
 from alkstore_sa.errors import InvalidOption
 from alkstore_sa.handles import MOST_ROWS, Queue, checked_id
+from alkstore_sa.leases import Leases
+from alkstore_sa.locks import Lease, Locks, unique_owner
 from alkstore_sa.outbox import backing_queue
 from alkstore_sa.queues import Jobs
-from alkstore_sa.records import Job, JobState, QueueStats
+from alkstore_sa.records import Fire, Job, JobState, LockInfo, QueueStats, Schedule, TickReport
+from alkstore_sa.runner import Runner, tick_once
+from alkstore_sa.schedules import Schedules
 from alkstore_sa.seam import Tx
+from alkstore_sa.stop import StopToken
+from alkstore_sa.ticks import Ticks
 from alkstore_sa.verify import verify_schema
 from alkstore_sa.wake import Bell
 
@@ -42,6 +49,11 @@ class Store:
         self._database: Final = Database(bind, schema=schema)
         self._jobs: Final = Jobs(self._database, JsonCodec() if codec is None else codec, waking=wake)
         self._bell: Final = Bell(self._database, waking=wake)
+        self._leases: Final = Leases(self._database, waking=wake)
+        self._locks: Final = Locks(self._database, self._leases)
+        self._ticks: Final = Ticks(self._database, self._leases, waking=wake)
+        self._schedules: Final = Schedules(self._database, self._jobs.codec, self._ticks, waking=wake)
+        self._runner: Final = Runner(self._database, self._leases, self._ticks, self._bell)
         self.engine = self._database.engine
 
     def __enter__(self) -> Self:
@@ -122,6 +134,107 @@ class Store:
     def queues(self) -> Sequence[QueueStats]:
         """Count the jobs of every queue that has any, by state; dead ones up to 100,000."""
         return self._database.run_single(self._jobs.count)
+
+    # -- locks ------------------------------------------------------------------------------------------------------
+
+    def try_lock(self, name: str, ttl: Duration = 60, *, owner: str | None = None) -> Lease | None:
+        """Take the lock `name` for `ttl` if it is free or lapsed; None: somebody else has it. One statement.
+
+        Without `owner` every call is an owner of its own. An explicit `owner` is an identity: whoever holds the lock under it already gets
+        the same lease back, unchanged, so that a call whose answer was lost can be repeated; two threads that share one both hold it.
+        """
+        length, holder = positive("ttl", ttl), unique_owner() if owner is None else checked_name("owner", owner)
+        return self._locks.take(checked_name("lock", name), length, holder)
+
+    def lock(
+        self, name: str, ttl: Duration = 60, *, owner: str | None = None, wait: Duration = 0, keep_alive: bool = False
+    ) -> AbstractContextManager[Lease]:
+        """Hold the lock `name` for the length of a `with` body; tries for up to `wait` to get it, in no order among those who wait.
+
+        `keep_alive` renews it from a thread every third of `ttl`; without, the body has `ttl` and its own `lease.renew`. Look at
+        `lease.held` or `lease.lost` in a long body, and guard what it writes by `lease.token`.
+
+        Raises:
+            LockHeld: at the start; another owner has it.
+            LeaseLost: at the end of a body that did not raise; the lease was lost before.
+        """
+        length, holder = positive("ttl", ttl), unique_owner() if owner is None else checked_name("owner", owner)
+        longest = not_negative("wait", wait)
+        return self._locks.hold(longest, checked_name("lock", name), length, holder, keep_alive=keep_alive)
+
+    def locks(self) -> Sequence[LockInfo]:
+        """List the locks that somebody holds, the engine's own included."""
+        return self._database.run_single(self._leases.held)
+
+    # -- scheduler --------------------------------------------------------------------------------------------------
+
+    def schedule(
+        self,
+        name: str,
+        spec: str,
+        queue: str,
+        payload: Payload = None,
+        *,
+        priority: int = 0,
+        max_attempts: int | None = None,
+        expires: Duration | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Schedule:
+        """Register the schedule `name`, or change it: a job on `queue` at every boundary of `spec`, `@every <n><unit>` (s, m, h, d).
+
+        The first boundary is one interval from now. Registering again with the same interval keeps the next boundary, so every process
+        may do it at its start; another interval starts a new grid from now. A paused schedule stays paused. `expires` counts from each
+        fire. One upsert.
+
+        Raises:
+            InvalidName, ReservedName, InvalidSpec, InvalidPayload, InvalidOption: before anything is sent.
+        """
+        checked_name("schedule", name)
+        checked_name("queue", queue)
+        interval = timedelta(microseconds=parsed_interval(spec))
+        text = encoded(self._jobs.codec, payload)
+        placed = placement(PLAIN, headers=headers, priority=priority, expires=expires, max_attempts=max_attempts)
+        return self._database.run(self._schedules.register, name, spec, interval, queue, placed, text)
+
+    def unschedule(self, name: str) -> bool:
+        """Forget the schedule; its jobs and its history stay. False where there is none."""
+        return self._database.run_single(self._schedules.unregister, checked_name("schedule", name))
+
+    def pause_schedule(self, name: str) -> bool:
+        """Stop the schedule from firing until it is resumed; False where there is none."""
+        return self._database.run_single(self._schedules.pause, checked_name("schedule", name))
+
+    def resume_schedule(self, name: str) -> bool:
+        """Let a paused schedule fire from the first boundary after now on; those passed are recorded as skipped. False: there is none."""
+        return self._database.run(self._schedules.resume, checked_name("schedule", name))
+
+    def schedules(self) -> Sequence[Schedule]:
+        """Picture the schedules, by name."""
+        return self._database.run_single(self._schedules.every)
+
+    def schedule_history(self, name: str, *, limit: int = 100) -> Sequence[Fire]:
+        """List what became of a schedule's boundaries, newest first; kept 7 days, and at most 1,000 rows of each schedule."""
+        most = whole("limit", limit, 1, MOST_ROWS)
+        return self._database.run_single(self._schedules.history, checked_name("schedule", name), most)
+
+    def tick(self) -> TickReport:
+        """Fire what is due now, once, without leadership; safe beside any number of runners. A transaction per batch of 1,000 schedules.
+
+        A schedule that missed more than 64 boundaries fires the 64 oldest; the rest are recorded as skipped.
+        """
+        return tick_once(self._database, self._ticks)
+
+    def run_schedules(self, stop: StopToken) -> None:
+        """Lead the scheduler until `stop` is cancelled; blocks.
+
+        Raises:
+            LeadershipLost: at once where another runner leads, or later, when the lease was lost; nothing fires after that.
+        """
+        self._runner.run(stop)
+
+    def serve_schedules(self, stop: StopToken) -> None:
+        """Lead the scheduler whenever no other process does, until `stop` is cancelled; blocks. Any number of processes may."""
+        self._runner.serve(stop)
 
     # -- outbox -----------------------------------------------------------------------------------------------------
 

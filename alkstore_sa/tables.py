@@ -9,6 +9,7 @@ from typing import Final, cast
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Identity,
     Index,
@@ -86,12 +87,72 @@ class DeadRow(_JobColumns, _Row):
     __table_args__ = (PrimaryKeyConstraint("id", name="alkstore_dead_pk"),)
 
 
+class LockRow(_Row):
+    """A lock by name, held or free. A row is never deleted, so that its token only ever rises."""
+
+    __tablename__ = "alkstore_lock"
+
+    name: Mapped[str] = mapped_column(Text)
+    owner: Mapped[str | None] = mapped_column(Text)  # null: free
+    token: Mapped[int] = mapped_column(BigInteger)
+    expires_at: Mapped[datetime] = mapped_column(UtcInstant)
+
+    __table_args__ = (PrimaryKeyConstraint("name", name="alkstore_lock_pk"),)
+
+
+class ScheduleRow(_Row):
+    """A schedule: where its grid goes on, and what each of its jobs is stamped with."""
+
+    __tablename__ = "alkstore_schedule"
+
+    name: Mapped[str] = mapped_column(Text)
+    spec: Mapped[str] = mapped_column(Text)
+    interval: Mapped[timedelta] = mapped_column(Span)  # what the spec says, for statements that compare it
+    queue: Mapped[str] = mapped_column(Text)
+    task: Mapped[str | None] = mapped_column(Text)
+    headers: Mapped[str | None] = mapped_column(Text)
+    payload: Mapped[str] = mapped_column(Text)
+    priority: Mapped[int] = mapped_column(SmallInteger)
+    max_attempts: Mapped[int] = mapped_column(Integer)
+    visibility_timeout: Mapped[timedelta] = mapped_column(Span)
+    base_backoff: Mapped[timedelta] = mapped_column(Span)
+    expires: Mapped[timedelta | None] = mapped_column(Span)  # of each job, from its fire on
+    next_fire_at: Mapped[datetime] = mapped_column(UtcInstant)
+    paused: Mapped[bool] = mapped_column(Boolean)
+    failures: Mapped[int] = mapped_column(Integer)  # in a row
+    retry_at: Mapped[datetime | None] = mapped_column(UtcInstant)  # null: it did not fail
+    last_error: Mapped[str | None] = mapped_column(Text)
+
+    __table_args__ = (PrimaryKeyConstraint("name", name="alkstore_schedule_pk"),)
+
+
+class FireRow(_Row):
+    """What became of a boundary, or of a range of them: the second belt against firing it twice."""
+
+    __tablename__ = "alkstore_fire"
+
+    schedule: Mapped[str] = mapped_column(Text)
+    boundary: Mapped[datetime] = mapped_column(UtcInstant)
+    through: Mapped[datetime] = mapped_column(UtcInstant)  # the last boundary of a skipped range
+    fired_at: Mapped[datetime] = mapped_column(UtcInstant)
+    job_id: Mapped[int | None] = mapped_column(BigInteger)  # null: skipped
+    skipped: Mapped[int] = mapped_column(BigInteger)
+    caught_up: Mapped[bool] = mapped_column(Boolean)
+
+    __table_args__ = (PrimaryKeyConstraint("schedule", "boundary", name="alkstore_fire_pk"),)
+
+
 jobs: Final = cast(Table, JobRow.__table__)
 dead: Final = cast(Table, DeadRow.__table__)
+locks: Final = cast(Table, LockRow.__table__)
+schedules: Final = cast(Table, ScheduleRow.__table__)
+fires: Final = cast(Table, FireRow.__table__)
 
 _ready: Final = column("state") == "ready"
 _delayed: Final = column("state") == "delayed"
 _claimed: Final = column("state") == "claimed"
+_active: Final = ~column("paused", Boolean)
+_failing: Final = column("retry_at").is_not(None)
 _expiring: Final = _ready & column("expires_at").is_not(None)
 
 Index("alkstore_job_ready", jobs.c.queue, jobs.c.priority.desc(), jobs.c.run_at, jobs.c.id, postgresql_where=_ready, sqlite_where=_ready)
@@ -100,6 +161,9 @@ Index("alkstore_job_claimed", jobs.c.queue, jobs.c.claim_expires_at, postgresql_
 Index("alkstore_job_expiring", jobs.c.queue, jobs.c.expires_at, postgresql_where=_expiring, sqlite_where=_expiring)
 Index("alkstore_dead_queue", dead.c.queue, dead.c.id)
 Index("alkstore_dead_died", dead.c.queue, dead.c.died_at)
+Index("alkstore_schedule_due", schedules.c.next_fire_at, schedules.c.name, postgresql_where=_active, sqlite_where=_active)
+Index("alkstore_schedule_retry", schedules.c.retry_at, postgresql_where=_failing, sqlite_where=_failing)
+Index("alkstore_fire_age", fires.c.fired_at)
 
 
 def metadata_for(*, schema: str | None = None) -> MetaData:

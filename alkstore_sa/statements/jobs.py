@@ -1,5 +1,6 @@
 """Builders for live jobs: enqueue, promote, claim, settle."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -28,17 +29,20 @@ from alkstore_sa._options import Timing
 from alkstore_sa.constructs import (
     Integers,
     Span,
+    Texts,
     UtcInstant,
     clock_now,
     constant,
     in_picked,
+    instant_of,
     integer_pairs,
     json_texts,
     later,
+    parallel,
     statement_now,
     wake,
 )
-from alkstore_sa.tables import jobs
+from alkstore_sa.tables import jobs, schedules
 
 READY: Final = constant("ready")
 DELAYED: Final = constant("delayed")
@@ -72,31 +76,32 @@ def _woken(waking: bool, queue: ColumnElement[Any]) -> list[ColumnElement[Any]]:
     return [wake(_CHANNEL, queue)] if waking else []
 
 
-def _enqueued(timing: Timing, expiring: bool, payload: ColumnElement[str]) -> dict[str, ColumnElement[Any]]:
+_STAMPED: Final = ("task", "headers", "priority", "max_attempts", "visibility_timeout", "base_backoff")
+_STAMPS: Final = {"queue": _QUEUE} | {name: bindparam(f"job_{name}", type_=jobs.c[name].type) for name in _STAMPED}
+
+
+def _enqueued(
+    timing: Timing, expires: ColumnElement[Any] | None, payload: ColumnElement[str], stamps: Mapping[str, ColumnElement[Any]] = _STAMPS
+) -> dict[str, ColumnElement[Any]]:
+    """Give what a new job's columns hold, whoever enqueues it."""
     now = statement_now()
     run_at = {"now": now, "delay": later(now, _DELAY), "run_at": _RUN_AT}[timing]
     state = {"now": READY, "delay": DELAYED, "run_at": case((_RUN_AT <= now, READY), else_=DELAYED)}[timing]
     return {
-        "queue": _QUEUE,
-        "task": bindparam("job_task", type_=Text),
-        "headers": bindparam("job_headers", type_=Text),
+        **stamps,
         "payload": payload,
         "state": state,
-        "priority": bindparam("job_priority", type_=jobs.c.priority.type),
         "attempts": constant(0),
-        "max_attempts": bindparam("job_max_attempts", type_=Integer),
         "fence": constant(0),
-        "visibility_timeout": bindparam("job_visibility_timeout", type_=Span),
-        "base_backoff": bindparam("job_base_backoff", type_=Span),
         "enqueued_at": now,
         "run_at": run_at,
-        "expires_at": later(now, _EXPIRES) if expiring else null(),
+        "expires_at": null() if expires is None else later(now, expires),
     }
 
 
 def insert_job(timing: Timing, expiring: bool, waking: bool) -> Insert:
     """Enqueue one job and return its id; no row where its `run_at` lies past its expiry."""
-    values = _enqueued(timing, expiring, bindparam("job_payload", type_=Text))
+    values = _enqueued(timing, _EXPIRES if expiring else None, bindparam("job_payload", type_=Text))
     statement = insert(jobs)
     if timing == "run_at" and expiring:
         one = select(*values.values()).where(_RUN_AT <= later(statement_now(), _EXPIRES))
@@ -112,12 +117,28 @@ def insert_jobs(timing: Timing, expiring: bool, waking: bool, checked: bool) -> 
     `checked`: no row where their `run_at` lies past their expiry, as in `insert_job`.
     """
     item = json_texts(bindparam("job_payloads", type_=Text)).table_valued(column("key", Integer), column("value", Text), name="item")
-    values = _enqueued(timing, expiring, item.c.value)
+    values = _enqueued(timing, _EXPIRES if expiring else None, item.c.value)
     many = select(*values.values()).select_from(item).order_by(item.c.key)
     if checked and timing == "run_at" and expiring:
         many = many.where(_RUN_AT <= later(statement_now(), _EXPIRES))
     statement = insert(jobs).from_select(list(values), many, include_defaults=False)
     return statement.returning(jobs.c.id, *_woken(waking, _QUEUE))
+
+
+def insert_fired(waking: bool) -> Insert:
+    """Enqueue a job for each pair of a schedule's name and a boundary, in their order; stamps and payload are the schedule's.
+
+    A job's time to live counts from now, not from its boundary. Returns the ids, in no order.
+    """
+    item = parallel(bindparam("fire_schedules", type_=Texts), bindparam("fire_boundaries", type_=Integers)).table_valued(
+        column("c0", Text), column("c1", BigInteger), column("ord", BigInteger), name="item"
+    )
+    stamps = {name: schedules.c[name] for name in _STAMPS}
+    values = _enqueued("now", schedules.c.expires, schedules.c.payload, stamps)
+    values |= {"schedule": schedules.c.name, "scheduled_for": instant_of(item.c.c1)}
+    many = select(*values.values()).select_from(schedules.join(item, schedules.c.name == item.c.c0)).order_by(item.c.ord)
+    statement = insert(jobs).from_select(list(values), many, include_defaults=False)
+    return statement.returning(jobs.c.id, *_woken(waking, jobs.c.queue))
 
 
 def promote_jobs() -> Update:

@@ -1,0 +1,177 @@
+"""What an application holds of a lock: its lease, by hand or as a context manager, kept alive by a thread where it asks for that."""
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Final
+from uuid import uuid4
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from alkstore_sa._options import Duration, positive
+from alkstore_sa.engines import Database
+from alkstore_sa.errors import LeaseLost, LockHeld, StoreClosed
+from alkstore_sa.leases import Held, Leases, Term
+from alkstore_sa.stop import StopToken
+
+log: Final = logging.getLogger(__name__)
+
+FIRST_TRY_SECONDS: Final = 0.02
+LONGEST_TRY_SECONDS: Final = 0.5
+
+
+class Lease:
+    """A lock that this process holds until it releases it or its time is over.
+
+    `token` only ever rises per name: store it beside what the lock guards, and refuse a lower one. `expires_at` is an aware UTC instant
+    of the database's clock; `renew` updates it. `lost` is set once this lease learns that it is gone. May be shared between threads.
+    """
+
+    def __init__(self, database: Database, leases: Leases, held: Held, ttl: timedelta, sent: float, term: Term) -> None:
+        self._database: Final = database
+        self._leases: Final = leases
+        self._held: Final = held
+        self._ttl: Final = ttl
+        self.name: Final = held.name
+        self.owner: Final = held.owner
+        self.token: Final = held.token
+        self.expires_at: datetime = term.expires_at
+        self.lost: Final = threading.Event()
+        self._released = False
+        self._until = _local_end(sent, ttl, term)
+
+    def __repr__(self) -> str:
+        return f"<Lease name={self.name!r} owner={self.owner!r} token={self.token} held={self.held}>"
+
+    @property
+    def held(self) -> bool:
+        """Whether the lease surely stands: no more so once its time has passed here since before it was last asked for. No round trip."""
+        return not self._released and not self.lost.is_set() and time.monotonic() < self._until
+
+    def renew(self, ttl: Duration | None = None) -> bool:
+        """Put the end to `ttl` from now (default: that of the taking); False: it had lapsed or was taken over. One statement."""
+        return self._renewed(self._ttl if ttl is None else positive("ttl", ttl), None)
+
+    def release(self) -> bool:
+        """Free the name; False: it had lapsed, was taken over or was released before. One statement."""
+        released = self._database.run_single(self._leases.release, self._held)
+        self._released = self._released or released
+        if not self._released:
+            self.lost.set()
+        return released
+
+    @property
+    def released(self) -> bool:
+        """Whether `release` freed it."""
+        return self._released
+
+    def _renewed(self, length: timedelta, limit: float | None) -> bool:
+        sent = time.monotonic()
+        if limit is None:
+            term = self._database.run_single(self._leases.renew, self._held, length)
+        else:
+            term = self._database.run_within(limit, self._leases.renew, self._held, length)
+        if term is None:
+            self.lost.set()
+            return False
+        self.expires_at = term.expires_at
+        self._until = _local_end(sent, length, term)
+        return True
+
+    def keep(self, stop: StopToken) -> None:
+        """Renew every third of the time to live until `stop` is cancelled or the lease is lost; blocks, so run it in a thread."""
+        third = self._ttl.total_seconds() / 3
+        pause = third
+        while not stop.wait(pause):
+            try:
+                if not self._renewed(self._ttl, third):
+                    return
+                pause = third
+            except StoreClosed:
+                return
+            except (DBAPIError, PoolTimeout) as error:
+                log.warning("lock %r could not be renewed: %s", self.name, type(error).__name__, extra={"lock": self.name})
+                pause = third / 4
+            if not self.held and not self._released:
+                self.lost.set()
+                return
+
+
+class Locks:
+    """Takes leases for applications: by one try, or by waiting."""
+
+    def __init__(self, database: Database, leases: Leases) -> None:
+        self._database: Final = database
+        self._leases: Final = leases
+
+    def take(self, name: str, ttl: timedelta, owner: str) -> Lease | None:
+        """Try once."""
+        sent = time.monotonic()
+        taken = self._database.run_single(self._leases.take, name, owner, ttl)
+        return None if taken is None else Lease(self._database, self._leases, taken[0], ttl, sent, taken[1])
+
+    def take_within(self, wait: timedelta, name: str, ttl: timedelta, owner: str) -> Lease:
+        """Try until it works or `wait` is over; at least once, and a last time at the end.
+
+        Raises:
+            LockHeld: another owner has it still.
+        """
+        end = time.monotonic() + wait.total_seconds()
+        pause = FIRST_TRY_SECONDS
+        while True:
+            last = time.monotonic() >= end
+            lease = self.take(name, ttl, owner)
+            if lease is not None:
+                return lease
+            if last:
+                raise LockHeld(f"lock {name!r} is held by another owner, still after {wait.total_seconds():g} s")
+            self._database.pause(max(0.0, min(end - time.monotonic(), pause * random.uniform(0.5, 1))))
+            pause = min(LONGEST_TRY_SECONDS, pause * 2)
+
+    @contextmanager
+    def hold(self, wait: timedelta, name: str, ttl: timedelta, owner: str, *, keep_alive: bool) -> Iterator[Lease]:
+        """Hold a lease for the length of a body."""
+        lease = self.take_within(wait, name, ttl, owner)
+        stop = StopToken()
+        keeper = threading.Thread(target=lease.keep, args=(stop,), name=f"alkstore-lock-{name}", daemon=True)
+        if keep_alive:
+            keeper.start()
+        try:
+            yield lease
+        except BaseException:
+            _end(keeper, stop)
+            _released_quietly(lease)
+            raise
+        _end(keeper, stop)
+        if not (lease.released or lease.release()):
+            raise LeaseLost(f"lock {name!r} was lost before its body ended: somebody else may have had it meanwhile")
+
+
+def unique_owner() -> str:
+    """Make an owner that no other call, thread or process shares."""
+    return f"{os.getpid()}-{uuid4().hex}"
+
+
+def _local_end(sent: float, ttl: timedelta, term: Term) -> float:
+    return sent + min(ttl, term.remaining).total_seconds()
+
+
+def _end(keeper: threading.Thread, stop: StopToken) -> None:
+    stop.cancel()
+    if keeper.is_alive():
+        keeper.join()
+
+
+def _released_quietly(lease: Lease) -> None:
+    """Release at the end of a body that raised: its own error is the one to see."""
+    try:
+        if not lease.released:
+            lease.release()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the lease ends by itself
+        log.warning("lock %r could not be released: %s", lease.name, type(error).__name__, extra={"lock": lease.name})
