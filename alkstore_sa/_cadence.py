@@ -5,7 +5,7 @@ second's schedule that slept for a century costs no more than one that slept for
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -82,19 +82,21 @@ def crosses(first: int, following: int, interval: int, every: int) -> bool:
     """Tell whether the boundaries from `first` to before `following` hold one whose number on the endless grid divides by `every`.
 
     So work that is due once in `every` fires of a schedule needs no counter, and falls to each schedule at another time. One that fires
-    seldom has it once an hour or at every fire.
+    seldom has it once a day or at every fire.
     """
-    often = max(1, min(every, 3_600 * _MICROSECONDS // interval))
+    often = max(1, min(every, 86_400 * _MICROSECONDS // interval))
     return first // interval // often != following // interval // often
 
 
-def boundaries_due(first: int, interval: int, now: int, recorded: Iterable[Recorded] = (), most: int = MOST_CAUGHT_UP) -> Due:
+def boundaries_due(first: int, interval: int, now: int, recorded: Sequence[Recorded] = (), most: int = MOST_CAUGHT_UP) -> Due:
     """Say what becomes of the boundaries from `first` up to and with `now`.
 
     The `most` oldest that no row of `recorded` speaks for fire, the later ones are skipped, and the next boundary is the first one
     strictly after `now` on the same grid. `fires + skipped + already` are the boundaries that were due.
     """
     due = max(0, (now - first) // interval + 1)
+    if due <= most and not recorded:
+        return Due(tuple(range(first, first + due * interval, interval)), (), 0, first + due * interval)
     fires: list[int] = []
     skips: list[Skip] = []
     free = 0
@@ -107,7 +109,7 @@ def boundaries_due(first: int, interval: int, now: int, recorded: Iterable[Recor
     return Due(tuple(fires), tuple(skips), due - free, first + due * interval)
 
 
-def _covered(first: int, interval: int, due: int, recorded: Iterable[Recorded]) -> list[tuple[int, int]]:
+def _covered(first: int, interval: int, due: int, recorded: Sequence[Recorded]) -> list[tuple[int, int]]:
     """Give the ranges of due boundaries, by their number on the grid, that the history speaks for; half-open, ascending."""
     ranges = []
     for boundary, through in recorded:

@@ -75,19 +75,27 @@ class Integers(TypeDecorator[Sequence[int]]):
         return json.dumps(list(value or ())) if dialect.name == "sqlite" else value
 
 
-class Texts(TypeDecorator[Sequence[str]]):
-    """Many texts as one parameter: a `text[]` on PostgreSQL, a JSON text on SQLite."""
+class Column(TypeDecorator[Sequence[Any]]):
+    """Many values as one parameter of `parallel`: a JSON array on both databases, which no driver dumps item by item."""
 
     impl = Text
     cache_ok = True
 
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """Give the parameter's type on this dialect."""
-        return dialect.type_descriptor(Text() if dialect.name == "sqlite" else ARRAY(Text))
+    def process_bind_param(self, value: Sequence[Any] | None, dialect: Dialect) -> str:
+        """Give the array's text."""
+        return json.dumps(value or (), ensure_ascii=False, check_circular=False)
 
-    def process_bind_param(self, value: Sequence[str] | None, dialect: Dialect) -> Any:
-        """Give what the driver is handed for the texts."""
-        return json.dumps(list(value or ()), ensure_ascii=False) if dialect.name == "sqlite" else value
+
+class TextColumn(Column):
+    """Many texts as one parameter."""
+
+    cache_ok = True
+
+
+class NumberColumn(Column):
+    """Many integers as one parameter."""
+
+    cache_ok = True
 
 
 class statement_now(FunctionElement[datetime]):
@@ -138,7 +146,7 @@ class integer_pairs(FunctionElement[Any]):
 
 
 class parallel(FunctionElement[Any]):
-    """`parallel(texts_or_integers, …)`: array parameters of one length as rows of (c0, c1, …, ord), `ord` ascending."""
+    """`parallel(columns, …)`: `Column` parameters of one length as rows of (c0, c1, …, ord), `ord` ascending."""
 
     inherit_cache = True
 
@@ -147,6 +155,13 @@ class instant_of(FunctionElement[datetime]):
     """`instant_of(integer)`: the instant that lies so many microseconds after the epoch."""
 
     type = UtcInstant()
+    inherit_cache = True
+
+
+class microseconds_of(FunctionElement[int]):
+    """`microseconds_of(instant)`: the whole microseconds from the epoch to an instant, as an integer."""
+
+    type = BigInteger()
     inherit_cache = True
 
 
@@ -248,8 +263,13 @@ def _(element: integer_pairs, compiler: SQLCompiler, **kw: Any) -> str:
 
 @compiles(parallel, "postgresql")
 def _(element: parallel, compiler: SQLCompiler, **kw: Any) -> str:
-    names = ", ".join([f"c{place}" for place in range(len(element.clauses))] + ["ord"])
-    return f"(SELECT {names} FROM unnest({compiler.process(element.clauses, **kw)}) WITH ORDINALITY AS item({names}))"
+    arrays = [f"json_array_elements_text(CAST({compiler.process(clause, **kw)} AS JSON))" for clause in element.clauses]
+    names = ", ".join([f"c{place}" for place in range(len(arrays))] + ["ord"])
+    read = [
+        f"CAST(c{place} AS BIGINT) AS c{place}" if isinstance(clause.type, NumberColumn) else f"c{place}"
+        for place, clause in enumerate(element.clauses)
+    ]
+    return f"(SELECT {', '.join(read)}, ord FROM ROWS FROM ({', '.join(arrays)}) WITH ORDINALITY AS item({names}))"
 
 
 @compiles(parallel, "sqlite")
@@ -267,6 +287,16 @@ def _(element: instant_of, compiler: SQLCompiler, **kw: Any) -> str:
 @compiles(instant_of, "sqlite")
 def _(element: instant_of, compiler: SQLCompiler, **kw: Any) -> str:
     return f"({compiler.process(element.clauses, **kw)})"
+
+
+@compiles(microseconds_of, "postgresql")
+def _(element: microseconds_of, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"CAST(EXTRACT(EPOCH FROM {compiler.process(element.clauses, **kw)}) * 1000000 AS BIGINT)"
+
+
+@compiles(microseconds_of, "sqlite")
+def _(element: microseconds_of, compiler: SQLCompiler, **kw: Any) -> str:
+    return compiler.process(element.clauses, **kw)
 
 
 @compiles(in_picked, "postgresql")

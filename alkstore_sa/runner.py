@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from types import MappingProxyType
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
@@ -68,7 +68,7 @@ class Pass:
         self._ticks: Final = ticks
         self._held: Final = held
         self._limit: Final = limit
-        self._horizon: datetime | None = None
+        self._horizon: int | None = None
         self.fired: dict[str, Tick] = {}
         self.soonest = Soonest(None, None)
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from alkstore_sa._options import Placement
@@ -12,7 +12,7 @@ from alkstore_sa.leases import SCHEDULER
 from alkstore_sa.records import Fire, Schedule, schedule_from_row
 from alkstore_sa.statements import fires as fire_statements
 from alkstore_sa.statements import schedules as statements
-from alkstore_sa.ticks import Ticks, microseconds
+from alkstore_sa.ticks import Ticks
 
 log: Final = logging.getLogger(__name__)
 
@@ -33,9 +33,10 @@ class Schedules:
         Where the interval changes, boundaries of the old grid that nobody ticked are recorded as skipped.
         """
         before = bind.execute(self._database.statement(statements.lock_schedule), {"schedule_name": name}).first()
-        if before is not None and before.next_fire_at > before.now + interval and before.interval == interval:
+        length = interval // timedelta(microseconds=1)
+        if before is not None and before.next_fire_at > before.now + length and before.interval == length:
             warn_pulled_back([name])
-        if before is not None and before.interval != interval and not before.paused and before.next_fire_at <= before.now:
+        if before is not None and before.interval != length and not before.paused and before.next_fire_at <= before.now:
             self._ticks.pass_over(bind, name, before.next_fire_at, before.interval, before.now)
         values: dict[str, Any] = {"job_expires": None, **placement.values, "job_queue": queue, "job_payload": text}
         values |= {"schedule_name": name, "schedule_spec": spec, "schedule_interval": interval, **self._wake}
@@ -56,8 +57,8 @@ class Schedules:
         row = bind.execute(self._database.statement(statements.lock_schedule), {"schedule_name": name}).first()
         if row is None or not row.paused:
             return row is not None
-        boundary: datetime = self._ticks.pass_over(bind, name, row.next_fire_at, row.interval, row.now)
-        values = {"schedule_name": name, "schedule_boundary": microseconds(boundary), **self._wake}
+        boundary = self._ticks.pass_over(bind, name, row.next_fire_at, row.interval, row.now)
+        values = {"schedule_name": name, "schedule_boundary": boundary, **self._wake}
         return bind.execute(self._database.statement(statements.resume_schedule, self._waking), values).first() is not None
 
     def every(self, bind: Bind) -> Sequence[Schedule]:

@@ -43,10 +43,10 @@ class Soonest:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one batch did. `horizon` is the instant by which it, and the rest of its pass, measures what is due."""
+    """What one batch did. By the instant `horizon`, in microseconds since the epoch, it and the rest of its pass measure what is due."""
 
     ticks: Mapping[str, Tick]
-    horizon: datetime | None
+    horizon: int | None
     more: bool
     soonest: Soonest
 
@@ -70,7 +70,7 @@ class Ticks:
         self._waking: Final = waking
         self._wake: Final = {"wake_channel": database.channel} if waking else {}
 
-    def fire_batch(self, bind: Bind, held: Held | None, horizon: datetime | None, besides: Sequence[str] = ()) -> Batch:
+    def fire_batch(self, bind: Bind, held: Held | None, horizon: int | None, besides: Sequence[str] = ()) -> Batch:
         """Fire a batch of what is due by `horizon` (None: by now), the longest due first; under a lease where one is given.
 
         Raises:
@@ -78,11 +78,11 @@ class Ticks:
         """
         return self._fire(bind, held, horizon, {"schedules_besides": besides} if besides else {}, SCHEDULES_AT_ONCE)
 
-    def fire_alone(self, bind: Bind, held: Held | None, horizon: datetime | None, name: str) -> Batch:
+    def fire_alone(self, bind: Bind, held: Held | None, horizon: int | None, name: str) -> Batch:
         """Fire one schedule, as `fire_batch` does many."""
         return self._fire(bind, held, horizon, {"schedule_name": name}, 1)
 
-    def _fire(self, bind: Bind, held: Held | None, horizon: datetime | None, chosen: Mapping[str, Any], limit: int) -> Batch:
+    def _fire(self, bind: Bind, held: Held | None, horizon: int | None, chosen: Mapping[str, Any], limit: int) -> Batch:
         end = self._proved(bind, held)
         values = {"schedule_limit": limit, **chosen} | ({} if horizon is None else {"horizon": horizon})
         shape = (horizon is not None, "schedules_besides" in chosen, "schedule_name" in chosen)
@@ -90,7 +90,7 @@ class Ticks:
         ticks: dict[str, Tick] = {}
         done = len(rows)
         if rows:
-            if end is not None and end <= rows[0].now:
+            if end is not None and _microseconds(end) <= rows[0].now:
                 raise LeadershipLost("the lease lapsed while its row was waited for")
             horizon = rows[0].now if horizon is None else horizon
             sound = self._set_failing_apart(bind, rows)
@@ -115,20 +115,20 @@ class Ticks:
         sound = []
         for row in rows:
             try:
-                checked_interval(row.spec, row.interval // _MICROSECOND)
+                checked_interval(row.spec, row.interval)
             except InvalidSpec as error:
                 self.record_failure(bind, row.name, error)
             else:
                 sound.append(row)
         return sound
 
-    def _planned(self, bind: Bind, rows: Sequence[Row[Any]], horizon: datetime) -> list[_Plan]:
+    def _planned(self, bind: Bind, rows: Sequence[Row[Any]], horizon: int) -> list[_Plan]:
         """Say what becomes of each schedule; the later ones are left for another batch once there are fires enough."""
-        now = microseconds(horizon)
-        grids = [(row.name, microseconds(row.next_fire_at), row.interval // _MICROSECOND) for row in rows]
-        recorded = self._recorded(bind, [(name, first, now) for name, first, _ in grids])
+        grids = [(row.name, row.next_fire_at, row.interval) for row in rows]
+        recorded = self._recorded(bind, [(name, first, horizon) for name, first, _ in grids])
         plans = [
-            _Plan(name, first, interval, boundaries_due(first, interval, now, recorded.get(name, ()))) for name, first, interval in grids
+            _Plan(name, first, interval, boundaries_due(first, interval, horizon, recorded.get(name, ())))
+            for name, first, interval in grids
         ]
         fired = accumulate((len(plan.due.fires) for plan in plans), initial=0)
         return [plan for plan, before in zip(plans, fired, strict=False) if before < FIRES_AT_ONCE]
@@ -139,10 +139,10 @@ class Ticks:
             names, firsts, lasts = zip(*ranges, strict=True)
             values = {"fire_schedules": list(names), "fire_boundaries": list(firsts), "fire_throughs": list(lasts)}
             for row in bind.execute(self._database.statement(fire_statements.select_recorded), values):
-                recorded[row.schedule].append((microseconds(row.boundary), microseconds(row.through)))
+                recorded[row[0]].append((row[1], row[2]))
         return recorded
 
-    def _enqueue(self, bind: Bind, plans: Sequence[_Plan], horizon: datetime) -> None:
+    def _enqueue(self, bind: Bind, plans: Sequence[_Plan], horizon: int) -> None:
         names = [plan.name for plan in plans for _ in plan.due.fires]
         if not names:
             return
@@ -168,20 +168,19 @@ class Ticks:
             kept = {"fire_schedules": long, "fire_kept": _KEPT, "minus_age": -LONGEST_HISTORY, "fire_limit": 5 * PRUNED_AT_ONCE}
             bind.execute(self._database.statement(fire_statements.prune_schedules), kept)
 
-    def pass_over(self, bind: Bind, name: str, first: datetime, interval: timedelta, now: datetime) -> datetime:
+    def pass_over(self, bind: Bind, name: str, first: int, interval: int, now: int) -> int:
         """Record the boundaries of one schedule up to `now` as skipped; return the first one after. Its row is locked by the caller."""
-        start, end = microseconds(first), microseconds(now)
-        recorded = self._recorded(bind, [(name, start, end)])
-        due = boundaries_due(start, interval // _MICROSECOND, end, recorded.get(name, ()), most=0)
+        recorded = self._recorded(bind, [(name, first, now)])
+        due = boundaries_due(first, interval, now, recorded.get(name, ()), most=0)
         self._skip(bind, ((name, skip) for skip in due.skips))
-        return _EPOCH + timedelta(microseconds=due.next_boundary)
+        return due.next_boundary
 
     def record_failure(self, bind: Bind, name: str, error: BaseException) -> None:
         """Record why a schedule could not be fired; it is tried again after 2, 4, 8, … and at most 300 s."""
         values = {"schedule_name": name, "schedule_error": error_text(error)}
         bind.execute(self._database.statement(schedule_statements.fail_schedule), values)
 
-    def due_names(self, bind: Bind, horizon: datetime | None, besides: Sequence[str]) -> list[str]:
+    def due_names(self, bind: Bind, horizon: int | None, besides: Sequence[str]) -> list[str]:
         """Name the batch that `fire_batch` would fire."""
         values = {"schedule_limit": SCHEDULES_AT_ONCE} | ({} if horizon is None else {"horizon": horizon})
         statement = self._database.statement(schedule_statements.select_due_names, horizon is not None, bool(besides))
@@ -204,6 +203,6 @@ class Ticks:
         return len(bind.execute(self._database.statement(fire_statements.prune_old), values).all()) == PRUNED_AT_ONCE
 
 
-def microseconds(instant: datetime) -> int:
+def _microseconds(instant: datetime) -> int:
     """Give the whole microseconds from the epoch to `instant`."""
     return (instant - _EPOCH) // _MICROSECOND

@@ -23,16 +23,27 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.expression import Executable
 
-from alkstore_sa.constructs import Integers, Span, Texts, UtcInstant, constant, instant_of, later, parallel, statement_now
+from alkstore_sa.constructs import (
+    NumberColumn,
+    Span,
+    TextColumn,
+    UtcInstant,
+    constant,
+    instant_of,
+    later,
+    microseconds_of,
+    parallel,
+    statement_now,
+)
 from alkstore_sa.tables import fires, jobs, schedules
 
-_NAMES: Final = bindparam("fire_schedules", type_=Texts)
+_NAMES: Final = bindparam("fire_schedules", type_=TextColumn)
 _LIMIT: Final = bindparam("fire_limit", type_=Integer)
 _OLDEST: Final = later(statement_now(), bindparam("minus_age", type_=Span))
 
 
 def _ranges(name: str, *more: str) -> Any:
-    arrays = (bindparam(array, type_=Integers) for array in ("fire_boundaries", "fire_throughs", *more))
+    arrays = (bindparam(array, type_=NumberColumn) for array in ("fire_boundaries", "fire_throughs", *more))
     columns = (column(f"c{place}", BigInteger) for place in range(1, 3 + len(more)))
     return parallel(_NAMES, *arrays).table_valued(column("c0", Text), *columns, column("ord", BigInteger), name=name)
 
@@ -48,7 +59,7 @@ def select_recorded() -> Select[Any]:
         before.c.schedule == item.c.c0, before.c.boundary < instant_of(item.c.c1)
     )
     start = func.coalesce(last.scalar_subquery(), instant_of(item.c.c1))
-    return select(fires.c.schedule, fires.c.boundary, fires.c.through).select_from(
+    return select(fires.c.schedule, microseconds_of(fires.c.boundary), microseconds_of(fires.c.through)).select_from(
         item.join(
             fires,
             and_(
@@ -63,8 +74,8 @@ def select_recorded() -> Select[Any]:
 
 def insert_fires() -> Insert:
     """Record the fires that became these jobs."""
-    item = parallel(bindparam("job_ids", type_=Integers)).table_valued(column("c0", BigInteger), column("ord", BigInteger), name="item")
-    caught_up = later(jobs.c.scheduled_for, schedules.c.interval) <= bindparam("horizon", type_=UtcInstant)
+    item = parallel(bindparam("job_ids", type_=NumberColumn)).table_valued(column("c0", BigInteger), column("ord", BigInteger), name="item")
+    caught_up = later(jobs.c.scheduled_for, schedules.c.interval) <= instant_of(bindparam("horizon", type_=BigInteger))
     values = {
         "schedule": jobs.c.schedule,
         "boundary": jobs.c.scheduled_for,

@@ -28,8 +28,9 @@ from sqlalchemy.sql.expression import FromClause
 from alkstore_sa._options import Timing
 from alkstore_sa.constructs import (
     Integers,
+    NumberColumn,
     Span,
-    Texts,
+    TextColumn,
     UtcInstant,
     clock_now,
     constant,
@@ -130,7 +131,7 @@ def insert_fired(waking: bool) -> Insert:
 
     A job's time to live counts from now, not from its boundary. Returns the ids, in no order.
     """
-    item = parallel(bindparam("fire_schedules", type_=Texts), bindparam("fire_boundaries", type_=Integers)).table_valued(
+    item = parallel(bindparam("fire_schedules", type_=TextColumn), bindparam("fire_boundaries", type_=NumberColumn)).table_valued(
         column("c0", Text), column("c1", BigInteger), column("ord", BigInteger), name="item"
     )
     stamps = {name: schedules.c[name] for name in _STAMPS}

@@ -19,6 +19,7 @@ from sqlalchemy import (
     or_,
     select,
     true,
+    type_coerce,
     union_all,
     update,
 )
@@ -26,15 +27,16 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.sql.expression import Executable, TableValuedAlias
 
 from alkstore_sa.constructs import (
-    Integers,
+    NumberColumn,
     Span,
-    Texts,
+    TextColumn,
     UtcInstant,
     clock_now,
     constant,
     instant_of,
     later,
     microseconds_between,
+    microseconds_of,
     parallel,
     statement_now,
     wake,
@@ -44,15 +46,19 @@ from alkstore_sa.tables import schedules
 _NAME: Final = bindparam("schedule_name", type_=Text)
 _INTERVAL: Final = bindparam("schedule_interval", type_=Span)
 _ERROR: Final = bindparam("schedule_error", type_=Text)
-_NAMES: Final = bindparam("schedule_names", type_=Texts)
-_BESIDES: Final = bindparam("schedules_besides", type_=Texts)
-_HORIZON: Final = bindparam("horizon", type_=UtcInstant)
-_BOUNDARIES: Final = bindparam("schedule_boundaries", type_=Integers)
+_NAMES: Final = bindparam("schedule_names", type_=TextColumn)
+_BESIDES: Final = bindparam("schedules_besides", type_=TextColumn)
+_HORIZON: Final = instant_of(bindparam("horizon", type_=BigInteger))
+_BOUNDARIES: Final = bindparam("schedule_boundaries", type_=NumberColumn)
 _LIMIT: Final = bindparam("schedule_limit", type_=Integer)
 
 _STAMPED: Final = ("task", "headers", "priority", "max_attempts", "visibility_timeout", "base_backoff", "expires")
 _SOUND: Final = {"failures": constant(0), "retry_at": null(), "last_error": null()}
 
+_GRID: Final = (  # in whole microseconds, as the arithmetic has them
+    type_coerce(schedules.c.interval, BigInteger).label("interval"),
+    microseconds_of(schedules.c.next_fire_at).label("next_fire_at"),
+)
 SHOWN: Final = tuple(column for column in schedules.c if column.name not in ("interval", "failures", "retry_at"))
 
 
@@ -92,11 +98,7 @@ def upsert_schedule(waking: bool) -> Executable:
 
 def lock_schedule() -> Select[Any]:
     """Lock one schedule's row, and say where its grid stands and what time it is."""
-    return (
-        select(schedules.c.interval, schedules.c.next_fire_at, schedules.c.paused, clock_now().label("now"))
-        .where(schedules.c.name == _NAME)
-        .with_for_update()
-    )
+    return select(*_GRID, schedules.c.paused, microseconds_of(clock_now()).label("now")).where(schedules.c.name == _NAME).with_for_update()
 
 
 def delete_schedule(waking: bool) -> Executable:
@@ -127,7 +129,7 @@ def select_due(onward: bool, besides: bool, alone: bool) -> Select[Any]:
     `onward` measures by the instant at which the pass began instead of by now.
     """
     return _due(
-        select(schedules.c.name, schedules.c.spec, schedules.c.interval, schedules.c.next_fire_at, statement_now().label("now")),
+        select(schedules.c.name, schedules.c.spec, *_GRID, microseconds_of(statement_now()).label("now")),
         onward,
         besides,
         alone,
