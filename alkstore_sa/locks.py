@@ -11,12 +11,11 @@ from datetime import datetime, timedelta
 from typing import Final
 from uuid import uuid4
 
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import SQLAlchemyError
 
 from alkstore_sa._options import Duration, positive
 from alkstore_sa.engines import Database
-from alkstore_sa.errors import LeaseLost, LockHeld, StoreClosed
+from alkstore_sa.errors import AlkstoreError, LeaseLost, LockHeld
 from alkstore_sa.leases import Held, Leases, Term
 from alkstore_sa.stop import StopToken
 
@@ -93,9 +92,7 @@ class Lease:
                 if not self._renewed(self._ttl, third):
                     return
                 pause = third
-            except StoreClosed:
-                return
-            except (DBAPIError, PoolTimeout) as error:
+            except (SQLAlchemyError, AlkstoreError) as error:  # the lease stands until its time is over, whatever the reason
                 log.warning("lock %r could not be renewed: %s", self.name, type(error).__name__, extra={"lock": self.name})
                 pause = third / 4
             if not self.held and not self._released:

@@ -6,7 +6,6 @@ from sqlalchemy import (
     BigInteger,
     Insert,
     Integer,
-    Select,
     Text,
     and_,
     bindparam,
@@ -48,7 +47,7 @@ def _ranges(name: str, *more: str) -> Any:
     return parallel(_NAMES, *arrays).table_valued(column("c0", Text), *columns, column("ord", BigInteger), name=name)
 
 
-def select_recorded() -> Select[Any]:
+def select_recorded() -> Executable:
     """Give the rows that speak for a boundary within a schedule's range, for each of many ranges.
 
     Rows do not overlap, so of those before a range only the last can reach into it.
@@ -59,7 +58,9 @@ def select_recorded() -> Select[Any]:
         before.c.schedule == item.c.c0, before.c.boundary < instant_of(item.c.c1)
     )
     start = func.coalesce(last.scalar_subquery(), instant_of(item.c.c1))
-    return select(fires.c.schedule, microseconds_of(fires.c.boundary), microseconds_of(fires.c.through)).select_from(
+    return select(
+        fires.c.schedule, microseconds_of(fires.c.boundary).label("boundary"), microseconds_of(fires.c.through).label("through")
+    ).select_from(
         item.join(
             fires,
             and_(
@@ -104,7 +105,7 @@ def insert_skips() -> Insert:
     return insert(fires).from_select(list(values), select(*values.values()).select_from(item))
 
 
-def select_history() -> Select[Any]:
+def select_history() -> Executable:
     """List the history of one schedule, newest first."""
     return select(fires).where(fires.c.schedule == bindparam("fire_schedule", type_=Text)).order_by(fires.c.boundary.desc()).limit(_LIMIT)
 

@@ -1,8 +1,8 @@
 """Builders for leases: take, renew, release, prove, look."""
 
-from typing import Any, Final
+from typing import Final
 
-from sqlalchemy import BigInteger, Select, Text, and_, bindparam, case, null, or_, select, update
+from sqlalchemy import BigInteger, Text, and_, bindparam, case, null, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.sql.expression import Executable
 
@@ -60,18 +60,18 @@ def release_lease(waking: bool) -> Executable:
     return update(locks).where(_MINE).values(owner=null(), expires_at=clock_now()).returning(locks.c.token, *woken)
 
 
-def lock_lease() -> Select[Any]:
+def lock_lease() -> Executable:
     """Lock the row of this very lease until the transaction ends, and give the lease's end; no row where it does not stand."""
     return select(locks.c.expires_at).where(_MINE).with_for_update()
 
 
-def select_remaining() -> Select[Any]:
+def select_remaining() -> Executable:
     """Say how much longer the holder of a name has it; no row where nobody does."""
     remaining = microseconds_between(clock_now(), locks.c.expires_at).label("remaining")
     return select(remaining).where(locks.c.name == _NAME, locks.c.owner.is_not(None), _STANDS)
 
 
-def select_held() -> Select[Any]:
+def select_held() -> Executable:
     """List the locks that somebody holds."""
     return (
         select(locks.c.name, locks.c.owner, locks.c.token, locks.c.expires_at)

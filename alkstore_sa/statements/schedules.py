@@ -96,7 +96,7 @@ def upsert_schedule(waking: bool) -> Executable:
     )
 
 
-def lock_schedule() -> Select[Any]:
+def lock_schedule() -> Executable:
     """Lock one schedule's row, and say where its grid stands and what time it is."""
     return select(*_GRID, schedules.c.paused, microseconds_of(clock_now()).label("now")).where(schedules.c.name == _NAME).with_for_update()
 
@@ -141,7 +141,7 @@ def select_due_names(onward: bool, besides: bool) -> Select[Any]:
     return _due(select(schedules.c.name), onward, besides, alone=False)
 
 
-def _due(statement: Select[Any], onward: bool, besides: bool, alone: bool) -> Select[Any]:
+def _due(statement: Any, onward: bool, besides: bool, alone: bool) -> Select[Any]:
     horizon = _HORIZON if onward else statement_now()
     statement = statement.where(
         ~schedules.c.paused, schedules.c.next_fire_at <= horizon, or_(schedules.c.retry_at.is_(None), schedules.c.retry_at <= horizon)
