@@ -40,7 +40,14 @@ class Fire:
 
 @dataclass(frozen=True, slots=True)
 class FireAlone:
-    """Fire one schedule of a batch that failed. Facts: `held`, `stuck` where not even its failure could be recorded."""
+    """Fire one schedule of a batch that failed. Facts: `held`, `broken` where it fails by itself."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Record the failure of a schedule that fails by itself. Fact: `stuck` where not even this can be done."""
 
     name: str
 
@@ -59,7 +66,7 @@ class Sleep:
     seconds: float
 
 
-Step: TypeAlias = Renew | PullBack | Prune | Fire | FireAlone | Look | Sleep
+Step: TypeAlias = Renew | PullBack | Prune | Fire | FireAlone | Record | Look | Sleep
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,7 @@ class Facts:
     held: bool = True
     more: bool = False
     apart: tuple[str, ...] = ()
+    broken: bool = False
     stuck: bool = False
     until: float | None = None  # seconds to the next boundary or retry; None where there is none
     woken: bool = False
@@ -89,6 +97,8 @@ def passing(besides: tuple[str, ...] = ()) -> Generator[Step, Facts, Facts]:
             return facts
         for name in facts.apart:
             alone = yield FireAlone(name)
+            if alone.broken:
+                alone = yield Record(name)
             if alone.failed or not alone.held:
                 return alone
             if alone.stuck:
@@ -160,7 +170,7 @@ def _renewing(lead: _Lead, work: Generator[Step, Facts, Facts], facts: Facts) ->
                     return facts
                 lead.renewed = facts.sent
             facts = yield step
-            if facts.stuck and isinstance(step, FireAlone):
+            if facts.stuck and isinstance(step, Record):
                 lead.aside[step.name] = facts.at + SET_ASIDE_SECONDS
             step = work.send(facts)
     except StopIteration as over:

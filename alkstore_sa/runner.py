@@ -25,6 +25,7 @@ from alkstore_sa._agenda import (
     Look,
     Prune,
     PullBack,
+    Record,
     Renew,
     Sleep,
     Step,
@@ -69,6 +70,7 @@ class Pass:
         self._held: Final = held
         self._limit: Final = limit
         self._horizon: int | None = None
+        self._error: BaseException = AlkstoreError()
         self.fired: dict[str, Tick] = {}
         self.soonest = Soonest(None, None)
 
@@ -90,17 +92,29 @@ class Pass:
         return self._told(batch, sent)
 
     def fire_alone(self, step: FireAlone) -> Facts:
-        """Fire one schedule; where it fails, record that, and where even this fails, say that it is stuck."""
+        """Fire one schedule, and say whether it fails by itself."""
         sent = time.monotonic()
-        stuck = False
         try:
-            self._told(self._run(self._ticks.fire_alone, self._held, self._horizon, step.name), sent)
+            batch = self._run(self._ticks.fire_alone, self._held, self._horizon, step.name)
         except DBAPIError as error:
             if is_away(error):
                 raise
             log.warning("schedule %r failed: %s", step.name, type(error.orig).__name__, extra={"schedule": step.name})
-            stuck = not self._recorded(step.name, error)
-        return Facts(time.monotonic(), sent, stuck=stuck)
+            self._error = error.orig or error
+            return Facts(time.monotonic(), sent, broken=True)
+        return self._told(batch, sent)
+
+    def record(self, step: Record) -> Facts:
+        """Record the failure that was met last, and say whether not even that can be done, as where somebody has the row locked."""
+        sent = time.monotonic()
+        try:
+            self._run(self._ticks.record_failure, step.name, self._error)
+        except DBAPIError as error:
+            if is_away(error):
+                raise
+            log.warning("the failure of schedule %r could not be recorded: it is set aside for a while", step.name)
+            return Facts(time.monotonic(), sent, stuck=True)
+        return Facts(time.monotonic(), sent)
 
     def look(self, step: Look) -> Facts:
         """Ask when there is something to do next."""
@@ -115,18 +129,11 @@ class Pass:
                 return self.fire(step)
             case FireAlone():
                 return self.fire_alone(step)
+            case Record():
+                return self.record(step)
             case Look():
                 return self.look(step)
         raise TypeError(f"{step!r} is no step of a pass")
-
-    def _recorded(self, name: str, error: DBAPIError) -> bool:
-        try:
-            self._run(self._ticks.record_failure, name, error.orig or error)
-        except DBAPIError as again:
-            if is_away(again):
-                raise
-            return False
-        return True
 
     def _told(self, batch: Batch, sent: float) -> Facts:
         self._horizon = batch.horizon

@@ -2,13 +2,16 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from datetime import timedelta
 
+from sqlalchemy import make_url
+
 SECOND = timedelta(seconds=1)
-AFAR = 10**9  # seconds
+AFAR = 10**15  # microseconds
 INSTANTS = {
     "alkstore_schedule": ("next_fire_at", "retry_at"),
     "alkstore_fire": ("boundary", "through", "fired_at"),
@@ -38,12 +41,11 @@ def next_fire_at(database, name):
 
 def age(database, seconds, tables=INSTANTS):
     """Let so many seconds pass, by shifting every stored instant into the past."""
+    passed = round(seconds * 1_000_000)
     for table in tables:
         for column in INSTANTS[table]:
-            for shift in (
-                (seconds + AFAR, -AFAR) if column == "boundary" else (seconds,)
-            ):  # a key: it must not meet another row's on its way
-                past = f"{column} - {int(shift * 1_000_000)}" if database.kind == "sqlite" else f"{column} - {shift} * INTERVAL '1 second'"
+            for shift in (passed + AFAR, -AFAR) if column == "boundary" else (passed,):  # a key: it must not meet another row's on its way
+                past = f"{column} - ({shift})" + ("" if database.kind == "sqlite" else " * INTERVAL '1 microsecond'")
                 database.sql(f"UPDATE {table} SET {column} = {past} WHERE {column} IS NOT NULL")
 
 
@@ -103,6 +105,16 @@ class RunnerProcess:
     def signal(self, number):
         self.process.send_signal(number)
 
+    def freeze(self, database):
+        """Stop it where it stands; on SQLite not in the middle of a write, where it would hold the file for as long as it is stopped."""
+        for _ in range(200):
+            self.process.send_signal(signal.SIGSTOP)
+            if database.kind != "sqlite" or is_writable(database):
+                return
+            self.process.send_signal(signal.SIGCONT)
+            time.sleep(0.01)
+        raise AssertionError("it writes all the time")
+
     def stop(self, seconds=15):
         """Stop it as an operator would; returns what it said last and how it exited."""
         if self.process.poll() is None:
@@ -119,3 +131,15 @@ class RunnerProcess:
 
 def leader_of(store, runners):
     return next((runner for runner in runners if runner.process.poll() is None and runner.leads(store)), None)
+
+
+def is_writable(database):
+    connection = sqlite3.connect(make_url(database.url).database, timeout=0.2, isolation_level=None)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+    except sqlite3.OperationalError:
+        return False
+    finally:
+        connection.close()
+    return True
