@@ -1,8 +1,12 @@
 """The command line: reads arguments, calls one function, prints. Errors are one sentence on stderr and exit code 1."""
 
+import dataclasses
+import json
+import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import Any
 
 import click
@@ -11,6 +15,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from alkstore_sa import migrate
 from alkstore_sa.errors import AlkstoreError
+from alkstore_sa.stop import StopToken
+from alkstore_sa.store import Store
 
 FILTER_PAGE = "docs/how-to/alembic.md"
 
@@ -107,6 +113,94 @@ def check(url: str, schema: str | None) -> None:
     for difference in differences:
         click.echo(f"newer than this version, or changed by hand: {difference}", err=True)
     click.echo("the tables are all there" if differences else "the tables are as this version makes them")
+
+
+@contextmanager
+def _store(url: str, schema: str | None) -> Iterator[Store]:
+    try:
+        made = Store(url, schema=schema)
+    except ModuleNotFoundError as error:
+        raise click.ClickException("the driver of this database URL is not installed; use postgresql+psycopg:// or sqlite:///") from error
+    with made as store:
+        yield store
+
+
+@main.command()
+@_database_options
+@click.option("--verbose", "-v", is_flag=True, help="Log what the scheduler does.")
+def scheduler(url: str, schema: str | None, *, verbose: bool) -> None:
+    """Run the scheduler until SIGTERM or SIGINT; start as many as you like, one leads and the others stand by."""
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    stop = StopToken().on_signals()
+    with _store(url, schema) as store:
+        store.verify()
+        click.echo("the scheduler stands by", err=True)
+        store.serve_schedules(stop)
+    click.echo("the scheduler has stopped", err=True)
+
+
+@main.group(invoke_without_command=True)
+@click.option("--url", envvar="ALKSTORE_URL", help="Database URL of SQLAlchemy; also ALKSTORE_URL.")
+@click.option("--schema", envvar="ALKSTORE_SCHEMA", help="Schema of the tables (PostgreSQL).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, a list of objects.")
+@click.pass_context
+def schedules(ctx: click.Context, url: str | None, schema: str | None, *, as_json: bool) -> None:
+    """List the schedules; with `history NAME`, what became of one's boundaries."""
+    if ctx.invoked_subcommand is not None:
+        ctx.default_map = {"history": {"url": url, "schema": schema}}
+        return
+    if url is None:
+        raise click.UsageError("Missing option '--url'.", ctx)
+    with _store(url, schema) as store:
+        _show(store.schedules(), ("name", "spec", "queue", "next_fire_at", "paused", "last_error"), as_json)
+
+
+@schedules.command()
+@_database_options
+@click.argument("name")
+@click.option("--limit", default=100, show_default=True, help="How many rows, the newest first.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, a list of objects.")
+def history(url: str, schema: str | None, name: str, limit: int, *, as_json: bool) -> None:
+    """Show what became of a schedule's boundaries, the newest first."""
+    with _store(url, schema) as store:
+        _show(store.schedule_history(name, limit=limit), ("boundary", "through", "fired_at", "job_id", "skipped", "caught_up"), as_json)
+
+
+@main.command()
+@_database_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, a list of objects.")
+def locks(url: str, schema: str | None, *, as_json: bool) -> None:
+    """List the locks that somebody holds, the scheduler's own included."""
+    with _store(url, schema) as store:
+        _show(store.locks(), ("name", "owner", "token", "expires_at"), as_json)
+
+
+def _show(records: Sequence[Any], columns: Sequence[str], as_json: bool) -> None:
+    """Print records: every field of theirs as JSON, or these columns as a table, empty where there is nothing."""
+    if as_json:
+        fields = [{field.name: _plain(getattr(record, field.name)) for field in dataclasses.fields(record)} for record in records]
+        click.echo(json.dumps(fields, ensure_ascii=False, indent=2, default=str))
+        return
+    rows = [list(columns), *([_cell(getattr(record, column)) for column in columns] for record in records)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(columns))]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="milliseconds")
+    return " ".join(str(value).splitlines())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 if __name__ == "__main__":
