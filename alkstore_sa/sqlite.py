@@ -55,7 +55,8 @@ def prepare_sqlite(
 
     def send_begin(connection: Connection) -> None:
         options = connection.get_execution_options()
-        if options.get("isolation_level") != "AUTOCOMMIT":
+        of_engine = getattr(connection.dialect, "_on_connect_isolation_level", None)
+        if options.get("isolation_level", of_engine) != "AUTOCOMMIT":
             connection.exec_driver_sql(f"BEGIN {options.get('alkstore_begin', begin)}")
 
     event.listen(engine, "connect", set_up)
