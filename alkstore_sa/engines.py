@@ -63,8 +63,7 @@ class Database:
 
         Leaving commits, an exception rolls back. The wait for SQLite's other writers is bounded by 30 s.
         """
-        twin = self._open_twin()
-        with translated(self.schema), twin.connect() as connection:
+        with translated(self.schema), self._connected() as connection:
             if single:
                 yield connection
                 return
@@ -75,6 +74,15 @@ class Database:
             except BaseException:
                 _roll_back(connection)
                 raise
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        with self._open_twin().connect() as connection:
+            try:
+                yield connection
+            finally:
+                if self._closed and not connection.invalidated:
+                    connection.detach()  # closed meanwhile: there is no pool to go back to, so end the connection
 
     def run(self, verb: Callable[Concatenate[Connection, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Lift a verb of several statements into a transaction of our own."""

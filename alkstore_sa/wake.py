@@ -41,7 +41,6 @@ class Bell:
 
     def __init__(self, database: Database, *, waking: bool) -> None:
         self.database: Final = database
-        self.precise: Final = database.dialect != "sqlite"  # whether a ring means work for this very queue
         self._waking = waking
         self._reset()
 
@@ -55,18 +54,24 @@ class Bell:
         self._stop: StopToken | None = None
 
     def rings(self, queue: str) -> int:
-        """Give a number that changes at each ring for `queue`."""
+        """Give a number that changes at each ring for this very queue."""
         if self._pid != os.getpid():
             self._reset()
         return self._rings.setdefault(queue, 0)
 
-    def ring(self, queue: str | None = None) -> None:
-        """Wake whoever waits for `queue`, or everybody."""
+    def ring(self, queue: str) -> None:
+        """Wake whoever waits for `queue`, since there is work in it."""
         with self._changed:
-            for name in [queue] if queue is not None else list(self._rings):
-                if name in self._rings:
-                    self._rings[name] += 1
-                for ear in self._ears.get(name, ()):
+            if queue in self._rings:
+                self._rings[queue] += 1
+            for ear in self._ears.get(queue, ()):
+                ear.set()
+
+    def ring_all(self) -> None:
+        """Let everybody who waits look for work, since there may be some in any queue."""
+        with self._changed:
+            for ears in self._ears.values():
+                for ear in ears:
                     ear.set()
 
     @contextmanager
@@ -94,7 +99,7 @@ class Bell:
         """Stop the source and wake everybody."""
         if self._pid != os.getpid():
             return
-        self.ring()
+        self.ring_all()
         if self._stop is not None and self._thread is not None:
             self._stop.cancel()
             with self._changed:
@@ -133,7 +138,7 @@ class Bell:
         for channel in (self.database.channel, probe):
             driver.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         self._first_attempt.set()
-        self.ring()  # listen first, then look
+        self.ring_all()  # listen first, then look
         answered = True
         next_probe = time.monotonic()
         while not stop.cancelled:
@@ -165,7 +170,7 @@ class Bell:
             version = connection.exec_driver_sql("PRAGMA data_version").scalar()
             if version != seen:
                 seen = version
-                self.ring()
+                self.ring_all()
             self._first_attempt.set()
             stop.wait(DATA_VERSION_SECONDS)
 
@@ -199,7 +204,7 @@ class Waiter:
                 rings = self._bell.rings(self._queue)
                 missed = self._seen is not None and rings != self._seen
                 self._seen = rings
-                if missed and self._bell.precise:
+                if missed:
                     return True
                 next_look = self._next_look()
                 if next_look <= time.monotonic():
