@@ -1,5 +1,6 @@
 """A host application with tables and an Alembic history of its own, on disk, driven by the `alembic` command as its developers would."""
 
+import json
 import os
 import re
 import subprocess
@@ -69,16 +70,79 @@ def downgrade() -> None:
     ${downgrades if downgrades else "pass"}
 '''
 
-RUN = "import sys; from alembic.config import main; [main(argument.split('|')) for argument in sys.argv[1:]]"
+# Starting Python and importing SQLAlchemy takes most of a command's time: one process does it, and forks for each command
+COMMANDS = """
+import json, os, sys, tempfile, traceback
+import alembic.config, alkstore_sa.cli, sqlalchemy.dialects.sqlite, sqlalchemy.dialects.postgresql.psycopg
+
+def run(job):
+    os.chdir(job["folder"])
+    for name, value in job["environment"].items():
+        os.environ[name] = value
+    if job["program"] == "alkstore":
+        alkstore_sa.cli.main(job["commands"][0], prog_name="alkstore")
+    for command in job["commands"]:
+        alembic.config.main(command, prog="alembic")
+
+def start(job):
+    out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
+    pid = os.fork()
+    if pid:
+        return pid, out, err
+    os.dup2(out.fileno(), 1)
+    os.dup2(err.fileno(), 2)
+    code = 0
+    try:
+        run(job)
+    except SystemExit as exit:
+        code = exit.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+for line in sys.stdin:
+    told = []
+    for pid, out, err in [start(job) for job in json.loads(line)]:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        told.append([code, *(os.pread(file.fileno(), 1_000_000, 0).decode() for file in (out, err))])
+    print(json.dumps(told), flush=True)
+"""
+
+
+class Interpreter:
+    """A Python in which `alembic` and `alkstore` are run, each in a process of its own."""
+
+    def __init__(self, python=sys.executable):
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("ALKSTORE_", "PYTEST_", "PYTHONPATH"))}
+        kept |= {"PYTHONWARNINGS": "error", "PYTHONDONTWRITEBYTECODE": "1"}
+        self._process = subprocess.Popen(
+            [python, "-c", COMMANDS], env=kept, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self._process.communicate(timeout=60)
+
+    def run(self, program, *commands, folder="/", times=1, **environment):
+        """Run commands, one after the other, in one process (of `times` processes at once); (exit code, output, errors) of each."""
+        job = {"program": program, "commands": commands, "folder": str(folder), "environment": environment}
+        self._process.stdin.write(json.dumps([job] * times) + "\n")
+        self._process.stdin.flush()
+        return [tuple(told) for told in json.loads(self._process.stdout.readline())]
 
 
 @dataclass
 class Host:
-    """The application `shop` in `folder`, its database at `url`, run by `python`."""
+    """The application `shop` in `folder`, its database at `url`, whose developers work in `interpreter`."""
 
     folder: Path
     url: str
-    python: str = sys.executable
+    interpreter: Interpreter
 
     def __post_init__(self):
         (self.folder / "migrations" / "versions").mkdir(parents=True)
@@ -99,20 +163,16 @@ class Host:
         options = ", render_item=render_item, include_schemas=True" if schema else ", render_item=render_item"
         self.configure(imports=RENDER, target=f"[metadata, metadata_for(schema={schema!r})]", options=options, **more)
 
-    def run(self, *command, fails=False):
-        """Run a program of the host's environment; its exit code, output and errors are checked and returned as one text."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("ALKSTORE_", "PYTEST_", "PYTHONPATH"))}
-        environment |= {"SHOP_URL": self.url, "ALKSTORE_URL": self.url, "PYTHONWARNINGS": "error", "PYTHONDONTWRITEBYTECODE": "1"}
-        ran = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        assert (ran.returncode != 0) == fails, f"{command}\n{ran.stdout}\n{ran.stderr}"
-        return ran.stdout + ran.stderr
+    def alembic(self, *commands):
+        """Run commands of Alembic, each with its arguments parted by `|`, all of which must succeed."""
+        split = [command.split("|") for command in commands]
+        [(code, out, err)] = self.interpreter.run("alembic", *split, folder=self.folder, SHOP_URL=self.url)
+        assert code == 0, f"{commands}\n{out}\n{err}"
 
-    def alembic(self, *commands, fails=False):
-        """Run commands of Alembic, each with its arguments parted by `|`, in one process."""
-        return self.run(self.python, "-c", RUN, *commands, fails=fails)
-
-    def alkstore(self, *arguments, fails=False):
-        return self.run(self.python, "-m", "alkstore_sa.cli", *arguments, fails=fails)
+    def alkstore(self, *arguments, times=1):
+        """Run a command of ours; (exit code, output, errors), of each where there are several at once."""
+        told = self.interpreter.run("alkstore", arguments, folder=self.folder, times=times, ALKSTORE_URL=self.url)
+        return told if times > 1 else told[0]
 
     def revision(self, message):
         """Let the host autogenerate a revision; its text."""

@@ -1,14 +1,15 @@
 """Alembic owns the schema: the revisions, their way up and down, beside a host's own history, and what is said where they did not run."""
 
 import ast
-import os
+import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from conftest import server_urls
-from hosts import GIVEN_UP, MODELS, Host, empty_postgresql, empty_sqlite, login, operations, shape
+from hosts import GIVEN_UP, MODELS, Host, Interpreter, empty_postgresql, empty_sqlite, login, operations, shape
 from sqlalchemy import create_engine, inspect, make_url
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
@@ -45,31 +46,21 @@ def empty_pg():
 # -- up, down, at once ----------------------------------------------------------------------------------------------
 
 
-def command(*arguments, url, **environment):
-    return subprocess.Popen(
-        [sys.executable, "-m", "alkstore_sa.cli", *arguments],
-        env={**os.environ, "ALKSTORE_URL": url, "PYTHONWARNINGS": "error", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture(scope="module")
+def interpreter():
+    with Interpreter() as made:
+        yield made
 
 
-def finished(process):
-    out, err = process.communicate(timeout=60)
-    return process.returncode, out, err
-
-
-def test_c16_the_library_and_its_host_live_in_one_database(empty, tmp_path):
-    host = Host(tmp_path / "shop", empty.url)
+def test_c16_the_library_and_its_host_live_in_one_database(empty, tmp_path, interpreter):
+    host = Host(tmp_path / "shop", empty.url, interpreter)
     host.configure(models=MODELS + GIVEN_UP)
     host.revision("first")
     host.alembic("upgrade|head")
     empty.sql("CREATE TABLE foreign_table (id INTEGER)")
     version = empty.sql("SELECT version_num FROM alembic_version")
 
-    upgrades = [command("upgrade", url=empty.url) for _ in range(3)]
-    for code, out, err in map(finished, upgrades):
+    for code, out, err in host.alkstore("upgrade", times=3):
         assert (code, out) == (0, "the tables are at alkstore_0001\n")
         assert "alembic_version" in err and "include_name=include_name()" in err
     assert shape(empty) == made_by_create_all(empty, tmp_path)
@@ -109,18 +100,19 @@ def made_by_create_all(database, folder, schema=None):
         other.drop()
 
 
-def test_three_processes_upgrade_a_database_that_is_not_there_yet(empty):
+def test_three_processes_upgrade_a_database_that_is_not_there_yet(empty, interpreter):
     if empty.kind == "sqlite":
         assert not Path(make_url(empty.url).database).exists()
-    assert [finished(process)[::2] for process in [command("upgrade", url=empty.url) for _ in range(3)]] == [(0, "")] * 3
+    told = interpreter.run("alkstore", ["upgrade"], times=3, ALKSTORE_URL=empty.url)
+    assert told == [(0, "the tables are at alkstore_0001\n", "")] * 3
     assert migrate.current(empty.engine()) == "alkstore_0001"
 
 
-def test_three_processes_upgrade_one_schema_under_an_empty_search_path(empty_pg, tmp_path):
+def test_three_processes_upgrade_one_schema_under_an_empty_search_path(empty_pg, tmp_path, interpreter):
     _, url = login(empty_pg.server_url, empty_pg, search_path="''", default_transaction_isolation="serializable")
     empty_pg.sql(f'GRANT CREATE ON DATABASE {make_url(empty_pg.url).database} TO "{make_url(url).username}"')
-    upgrades = [command("upgrade", "--schema", MIXED, url=url) for _ in range(3)]
-    assert [finished(process) for process in upgrades] == [(0, "the tables are at alkstore_0001\n", "")] * 3
+    told = interpreter.run("alkstore", ["upgrade", "--schema", MIXED], times=3, ALKSTORE_URL=url)
+    assert told == [(0, "the tables are at alkstore_0001\n", "")] * 3
     assert shape(empty_pg, MIXED) == made_by_create_all(empty_pg, tmp_path, MIXED)
     assert empty_pg.sql(
         "SELECT nspname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE relname ~ '^alkstore'  GROUP BY 1"
@@ -139,11 +131,13 @@ def test_three_processes_upgrade_one_schema_under_an_empty_search_path(empty_pg,
 def test_an_upgrade_waits_for_a_writer_of_the_file(tmp_path):
     database = empty_sqlite(tmp_path / "busy.db")
     database.sql("CREATE TABLE invoice (id INTEGER)")
-    with database.engine().connect() as connection, connection.begin():
-        upgrading = command("upgrade", url=database.url)
-        with pytest.raises(subprocess.TimeoutExpired):
-            upgrading.wait(timeout=1.5)
-    assert finished(upgrading)[0] == 0
+    with ThreadPoolExecutor() as threads:
+        with database.engine().connect() as connection, connection.begin():
+            upgrading = threads.submit(migrate.upgrade, database.engine())
+            with pytest.raises(TimeoutError):
+                upgrading.result(timeout=0.7)
+        upgrading.result(timeout=60)
+    assert migrate.current(database.engine()) == "alkstore_0001"
     database.drop()
 
 
@@ -225,22 +219,17 @@ def test_two_schemas_live_side_by_side(empty_pg):
 # -- the alembic command in a checkout ------------------------------------------------------------------------------
 
 
-def in_the_checkout(*arguments, code=0):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ALKSTORE_")}
-    ran = subprocess.run(
-        [sys.executable, "-m", "alembic.config", *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ran.returncode == code, ran.stderr
-    return ran.stdout + ran.stderr
+@pytest.fixture
+def in_the_checkout(interpreter):
+    def run(*arguments, code=0):
+        [told] = interpreter.run("alembic", arguments, folder=ROOT)
+        assert told[0] == code, told
+        return told[1] + told[2]
+
+    return run
 
 
-def test_the_alembic_command_of_a_checkout_upgrades_checks_and_downgrades(empty):
+def test_the_alembic_command_of_a_checkout_upgrades_checks_and_downgrades(empty, in_the_checkout):
     placed = ["-x", f"schema={MIXED}"] if empty.kind == "postgresql" else []
     schema = MIXED if placed else None
     here = ["-x", f"url={empty.url}", *placed]
@@ -254,14 +243,14 @@ def test_the_alembic_command_of_a_checkout_upgrades_checks_and_downgrades(empty)
     assert migrate.current(empty.engine(), schema=schema) is None
 
 
-def test_the_alembic_command_says_what_it_needs():
+def test_the_alembic_command_says_what_it_needs(in_the_checkout):
     assert "FAILED: say which database" in in_the_checkout("upgrade", "head", code=255)
     said = in_the_checkout("-x", "url=mysql://u:secret@h/x", "upgrade", "head", code=255)
     assert "FAILED: mysql is not supported" in said
     assert "secret" not in said
 
 
-def test_the_sql_of_the_revisions_can_be_written_and_run_by_hand(empty_pg, tmp_path):
+def test_the_sql_of_the_revisions_can_be_written_and_run_by_hand(empty_pg, tmp_path, in_the_checkout):
     script = in_the_checkout("-x", f"url={empty_pg.url}", "-x", f"schema={MIXED}", "upgrade", "head", "--sql")
     engine = empty_pg.engine(isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
@@ -442,17 +431,15 @@ def test_the_names_fit_beside_the_longest_schema(empty_pg):
         migrate.upgrade(engine, schema="")
 
 
-def test_a_new_revision_of_ours_is_written_by_autogenerate(tmp_path):
+def test_a_new_revision_of_ours_is_written_by_autogenerate(tmp_path, interpreter):
     """The template and `render_item` make a revision that runs and that imports nothing of ours."""
-    import shutil
-
     shutil.copytree(ROOT / "alembic", tmp_path / "alembic", ignore=shutil.ignore_patterns("__pycache__", "0*.py"))
     (tmp_path / "alembic.ini").write_text("[alembic]\nscript_location = %(here)s/alembic\n")
     database = empty_sqlite(tmp_path / "new.db")
-    for arguments in (["revision", "--autogenerate", "-m", "jobs", "--rev-id", "alkstore_0001"], ["upgrade", "head"], ["check"]):
-        subprocess.run(
-            [sys.executable, "-m", "alembic.config", "-x", f"url={database.url}", *arguments], cwd=tmp_path, capture_output=True, check=True
-        )
+    here = ["-x", f"url={database.url}"]
+    commands = (["revision", "--autogenerate", "-m", "jobs", "--rev-id", "alkstore_0001"], ["upgrade", "head"], ["check"])
+    [told] = interpreter.run("alembic", *([*here, *command] for command in commands), folder=tmp_path)
+    assert told[0] == 0, told
     [made] = (tmp_path / "alembic" / "versions").glob("*.py")
     test_a_revision_imports_nothing_of_ours(made)
     created = empty_sqlite(tmp_path / "created.db")
