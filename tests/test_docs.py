@@ -253,5 +253,5 @@ def test_the_gate_runs_the_second_command_of_the_readme():
 def test_every_block_says_what_language_it_is_in(page):
     for block in blocks_of(page):
         assert block.language in (*RUNNABLE, "sql", "text", "ini", "toml"), f"{name_of(page)}, line {block.line}: {block.language!r}"
-    fences = re.findall(r"^```", page.read_text(encoding="utf-8"), re.MULTILINE)
+    fences = re.findall(r"^[ >\-*]*(?:```|~~~)", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(fences) == 2 * len(list(blocks_of(page))), f"{name_of(page)}: a fence that is indented, unclosed or unseen by these tests"
