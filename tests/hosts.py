@@ -107,7 +107,8 @@ for line in sys.stdin:
     told = []
     for pid, out, err in [start(job) for job in json.loads(line)]:
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        told.append([code, *(os.pread(file.fileno(), 1_000_000, 0).decode() for file in (out, err))])
+        with out, err:
+            told.append([code, *(os.pread(file.fileno(), 1_000_000, 0).decode() for file in (out, err))])
     print(json.dumps(told), flush=True)
 """
 

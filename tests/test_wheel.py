@@ -1,5 +1,6 @@
 """The three ways in which the tables come into a host's database, each with the built wheel in an environment of its own."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -44,7 +45,8 @@ def python(wheel, tmp_path_factory):
 
 
 def run(*command, cwd=None):
-    ran = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ran = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 
