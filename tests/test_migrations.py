@@ -383,6 +383,26 @@ def test_a_role_needs_two_grants_to_enqueue(empty_pg):
         assert empty_pg.count(table) == 8
 
 
+def test_a_worker_needs_the_rows_of_two_tables_and_nothing_else(empty_pg):
+    migrate.upgrade(empty_pg.engine())
+    role, url = login(empty_pg.server_url, empty_pg)
+    empty_pg.sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON alkstore_job, alkstore_dead TO {role}")
+    with Store(url) as store:
+        store.verify()
+        assert migrate.check(store.engine) == []
+        queue = store.queue("q")
+        queue.enqueue_many(range(5))
+        queue.enqueue(6, delay=0.001)
+        done, failed, again, released, *_ = queue.claim("w", limit=5)
+        assert done.ack() and failed.fail("no") and again.retry("later") and released.release() and released.heartbeat() is False
+        assert [job.id for job in queue.dead()] == [failed.id]
+        assert queue.replay(failed.id) and store.cancel(failed.id)
+        assert queue.purge_dead(older_than=0) == 0
+        assert store.queues()[0].name == "q"
+        with pytest.raises(Exception, match="permission denied"):
+            migrate.current(store.engine)
+
+
 # -- the revisions themselves ---------------------------------------------------------------------------------------
 
 
