@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 from sqlalchemy.sql.expression import Executable
 
 from alkstore_sa.errors import InvalidOption, SchemaMissing, SchemaOutdated, StoreClosed
-from alkstore_sa.seam import Bind, Tx, joined
+from alkstore_sa.seam import BEGUN, Bind, Tx, joined
 from alkstore_sa.sqlite import LONGEST_BUSY, is_busy, is_in_memory, prepare_sqlite, take_over_transactions
 
 P = ParamSpec("P")
@@ -67,6 +67,7 @@ class Database:
             if single:
                 yield connection
                 return
+            connection.execution_options(**{BEGUN: True})
             self._retrying(lambda: connection.exec_driver_sql(_BEGIN[self.dialect]))
             try:
                 yield connection

@@ -4,7 +4,7 @@ Nothing here runs a statement, and nothing commits, rolls back or expires what i
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from sqlalchemy import Connection, Result
 from sqlalchemy.orm import Session, scoped_session
@@ -13,6 +13,10 @@ from sqlalchemy.sql.expression import Executable
 from alkstore_sa.errors import InvalidOption
 
 Tx: TypeAlias = Session | scoped_session[Session] | Connection
+
+
+BEGUN: Final = "alkstore_begun"
+"""The execution option of a connection on which a store began a transaction by statement."""
 
 
 class Bind(Protocol):
@@ -73,9 +77,10 @@ def _connection(tx: Tx, statement: Executable) -> Connection:
 
 
 def _is_autocommit(connection: Connection) -> bool:
-    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+    options = connection.get_execution_options()
+    if options.get("isolation_level") == "AUTOCOMMIT":
         return True
-    return bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
+    return not options.get(BEGUN) and bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
 
 
 def _refuse_unsound_sqlite(connection: Connection) -> None:
