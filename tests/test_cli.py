@@ -59,6 +59,16 @@ def test_check_shows_what_is_newer_and_is_content(database):
 
 
 @pytest.mark.databases("postgresql-18")
+def test_check_shows_what_was_changed_by_hand(database):
+    database.sql("ALTER TABLE alkstore_job ALTER COLUMN payload DROP NOT NULL, ALTER COLUMN priority TYPE bigint")
+    err = said("check", "--url", database.url)[2]
+    assert sorted(line.rsplit(": ")[1] for line in err.splitlines()) == [
+        "nullable of column alkstore_job.payload",
+        "type of column alkstore_job.priority",
+    ]
+
+
+@pytest.mark.databases("postgresql-18")
 def test_the_schema_is_an_option_and_named_in_the_advice(database):
     assert said("check", "--url", database.url, ALKSTORE_SCHEMA="Jobs")[2] == (
         "Error: schema 'Jobs' has no table alkstore_dead, alkstore_job: run `alkstore upgrade --schema Jobs`\n"

@@ -38,7 +38,7 @@ def python(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fresh") / "venv"
     venv.create(folder, symlinks=True)
     own = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
-    (own / "borrowed.pth").write_text("\n".join({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}))
+    (own / "borrowed.pth").write_text("\n".join(path for path in sys.path if path.endswith(("site-packages", "dist-packages"))))
     pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python"]
     run(*pip, "install", "-q", "--no-deps", "--no-index", "--disable-pip-version-check", wheel)
     return str(folder / "bin" / "python")
