@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
@@ -55,7 +55,7 @@ class Database:
         if kept is None:
             kept = builder(*args, **shape).execution_options(schema_translate_map={None: self.schema})
             self._statements[key] = kept
-        return kept  # type: ignore[return-value]  # the key names the builder that made it
+        return cast(S, kept)  # the key names the builder that made it
 
     @contextmanager
     def begin(self, *, single: bool = False) -> Iterator[Connection]:

@@ -118,10 +118,9 @@ class Bell:
             except StoreClosed:
                 return
             except (SQLAlchemyError, psycopg.Error, OSError) as error:
-                failures = 0 if time.monotonic() - began > PROBE_SECONDS else failures + 1
-                log.warning(
-                    "waiting without wakes, by polling, until the listener is back: %s", type(error).__name__, extra={"failures": failures}
-                )
+                failures = 1 if time.monotonic() - began > PROBE_SECONDS else failures + 1
+                level = logging.WARNING if failures == 1 else logging.DEBUG  # a pooler without LISTEN fails for ever: say it once
+                log.log(level, "waiting without wakes, by polling, until the listener is back: %s", error)
             finally:
                 self._first_attempt.set()
             stop.wait(min(LONGEST_RECONNECT_SECONDS, 0.1 * 2 ** min(failures, 10)) * random.uniform(0.5, 1))
