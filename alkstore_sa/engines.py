@@ -185,6 +185,7 @@ def engine_for(url: URL | str) -> Engine:
         raise InvalidOption(f"this is no database URL; use {SUPPORTED}") from None  # the cause may quote the URL, password included
     if parsed.get_backend_name() not in _BEGIN:
         raise InvalidOption(f"{parsed.get_backend_name()} is not supported; use {SUPPORTED}")
+    _refuse_in_memory(parsed)
     try:
         engine = create_engine(parsed)
     except NoSuchModuleError as error:
@@ -205,10 +206,14 @@ def refuse_unsupported(engine: Engine, schema: str | None) -> None:
         raise InvalidOption(f"{name} is not supported; use {SUPPORTED}")
     if name == "sqlite" and schema is not None:
         raise InvalidOption("SQLite has no schemas: leave schema out")
-    if name == "sqlite" and is_in_memory(engine):
-        raise InvalidOption("in-memory SQLite gives every connection a database of its own; use a file: sqlite:///jobs.db")
+    _refuse_in_memory(engine.url)
     if schema is not None and not 0 < len(schema.encode()) <= _LONGEST_IDENTIFIER:
         raise InvalidOption(f"schema {schema!r} is no name of a schema: 1 to {_LONGEST_IDENTIFIER} bytes")
+
+
+def _refuse_in_memory(url: URL) -> None:
+    if url.get_backend_name() == "sqlite" and is_in_memory(url):
+        raise InvalidOption("in-memory SQLite gives every connection a database of its own; use a file: sqlite:///jobs.db")
 
 
 def _twin(engine: Engine) -> Engine:

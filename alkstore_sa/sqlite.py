@@ -8,7 +8,7 @@ import sqlite3
 import time
 from typing import Any, Final, Literal
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -83,8 +83,8 @@ def _use_wal(cursor: Any) -> None:
     while True:
         try:
             cursor.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError:
-            if time.monotonic() > end:
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or time.monotonic() > end:
                 raise
             time.sleep(0.02)
         else:
@@ -96,7 +96,6 @@ def is_busy(error: OperationalError) -> bool:
     return isinstance(error.orig, sqlite3.OperationalError) and getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
-def is_in_memory(engine: Engine) -> bool:
-    """Tell whether each connection of the engine may be a database of its own."""
-    database = engine.url.database
-    return not database or ":memory:" in database or "mode=memory" in database or engine.url.query.get("mode") == "memory"
+def is_in_memory(url: URL) -> bool:
+    """Tell whether each connection to `url` may be a database of its own."""
+    return not url.database or ":memory:" in url.database or "mode=memory" in url.database or url.query.get("mode") == "memory"

@@ -531,7 +531,6 @@ def test_a_store_works_on_an_unprepared_engine_and_leaves_it_so(database):
         assert connection.connection.dbapi_connection.isolation_level == ""
 
 
-@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file:x?mode=memory&cache=shared&uri=true"])
 def test_c15_in_memory_sqlite_is_refused_with_the_reason(url):
     with pytest.raises(InvalidOption, match="file"):
