@@ -184,9 +184,11 @@ class Waiter:
         self._look = look  # is there a ready row, and how long until the next deadline
         self._seen: int | None = None
         self._came_up_empty = False
+        self.overdue = False  # the last look found a row past its deadline, which a promotion must make ready
 
     def before_claim(self) -> None:
         """Remember which wakes the claim that follows will have seen the work of."""
+        self.overdue = False
         self._seen = self._bell.rings(self._queue)
 
     def after_claim(self, claimed: int) -> None:
@@ -211,13 +213,15 @@ class Waiter:
                 rung = wait_for((ear,) if stop is None else (ear, stop), min(end, floor, next_look) - time.monotonic())
                 self._bell.database.refuse_closed()
                 if not rung:
+                    self.overdue = self.overdue or time.monotonic() >= next_look
                     return time.monotonic() < end
         return False
 
     def _next_look(self) -> float:
         ready, until = self._look()
         now = time.monotonic()
-        if ready or (until is not None and until <= timedelta(0)):
+        self.overdue = until is not None and until <= timedelta(0)
+        if ready or self.overdue:
             return now + CONTENDED_SECONDS if self._came_up_empty else now
         return float("inf") if until is None else now + until.total_seconds()
 

@@ -356,3 +356,26 @@ def test_a_connection_on_which_nothing_comes_through_is_noticed_and_polled_aroun
         eventually(lambda: ran == [True])
         stop.cancel()
         loop.join(5)
+
+
+@pytest.mark.databases("sqlite", "postgresql-18")
+def test_a_draining_loop_promotes_within_a_second_and_seldom(database, monkeypatch):
+    from alkstore_sa.queues import Jobs
+
+    promotions = []
+    promote = Jobs.promote
+    monkeypatch.setattr(Jobs, "promote", lambda self, bind, queue: (promotions.append(time.monotonic()), promote(self, bind, queue))[1])
+    with database.store(poll=60) as store:
+        queue = store.queue("q")
+        urgent = queue.enqueue("urgent", priority=9, delay=0.5)
+        queue.enqueue_many(range(3_000))
+        stop = StopToken()
+        seen = {}
+        began = time.monotonic()
+        for job in queue.jobs("w", stop):
+            seen[job.id] = time.monotonic() - began
+            if job.id == urgent or seen[job.id] > 20:
+                stop.cancel()
+        assert 0.3 < seen[urgent] < 5
+        assert len(promotions) <= 2 + seen[urgent] / 0.25
+        assert len(seen) > 2 * len(promotions)
