@@ -51,6 +51,7 @@ class Bell:
         self._rings: dict[str, int] = {}
         self._thread: threading.Thread | None = None
         self._first_attempt = threading.Event()
+        self._hearing = False  # since its last failure the source has shown that it works
         self._stop: StopToken | None = None
 
     def rings(self, queue: str) -> int:
@@ -110,7 +111,6 @@ class Bell:
         hear = self._hear_notifications if self.database.dialect == "postgresql" else self._watch_file
         failures = 0
         while not stop.cancelled:
-            began = time.monotonic()
             try:
                 with self.database.open_apart() as connection:
                     if not hear(connection, stop):
@@ -118,7 +118,8 @@ class Bell:
             except StoreClosed:
                 return
             except (SQLAlchemyError, psycopg.Error, OSError) as error:
-                failures = 1 if time.monotonic() - began > PROBE_SECONDS else failures + 1
+                failures = 1 if self._hearing else failures + 1
+                self._hearing = False
                 level = logging.WARNING if failures == 1 else logging.DEBUG  # a pooler without LISTEN fails for ever: say it once
                 log.log(level, "waiting without wakes, by polling, until the listener is back: %s", error)
             finally:
@@ -151,7 +152,7 @@ class Bell:
                 wait_for((driver, stop), next_probe - time.monotonic())
             for notification in driver.notifies(timeout=0):
                 if notification.channel == probe:
-                    answered = True
+                    answered = self._hearing = True
                     next_probe = time.monotonic() + PROBE_SECONDS
                 else:
                     self.ring(notification.payload)
@@ -170,6 +171,7 @@ class Bell:
             if version != seen:
                 seen = version
                 self.ring_all()
+            self._hearing = True
             self._first_attempt.set()
             stop.wait(DATA_VERSION_SECONDS)
 

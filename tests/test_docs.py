@@ -82,7 +82,7 @@ for block in json.loads(pathlib.Path(sys.argv[1]).read_text()):
 """
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)  # against a hang; a page takes seconds
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_code_of_a_page_runs_as_it_stands(page, tmp_path):
     blocks = [block for block in blocks_of(page) if block.language in RUNNABLE or block.file]
@@ -114,7 +114,7 @@ def run_blocks(page, blocks, folder, server):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=380,
         check=False,
     )
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"

@@ -101,16 +101,12 @@ def test_c08_no_claim_returns_two_rows_while_others_update(database, store):
     seen, sizes, errors, done = [], [], [], threading.Event()
 
     def claim():
-        handle = Store(store.engine).queue("q")
-        barrier.wait(30)
-        while True:
-            jobs = handle.claim("w", 1)
-            sizes.append(len(jobs))
-            if not jobs:
-                if len(seen) >= 400:
-                    return
-                continue
-            seen.append(jobs[0].id)
+        with Store(store.engine) as own:
+            barrier.wait(30)
+            while len(seen) < 400:
+                jobs = own.queue("q").claim("w", 1)
+                sizes.append(len(jobs))
+                seen.extend(job.id for job in jobs)
 
     def update():
         barrier.wait(30)
