@@ -7,51 +7,72 @@ Its own version table `alkstore_version` leaves a host application's history alo
 import os
 
 from alembic import context
-from sqlalchemy import Connection, create_engine
+from alembic.util import CommandError
+from sqlalchemy import Connection, func, make_url, select
 from sqlalchemy.schema import CreateSchema
 
-from alkstore_sa.migrate import VERSION_TABLE, include_only_ours, one_at_a_time, render_item
-from alkstore_sa.sqlite import prepare_sqlite
-from alkstore_sa.tables import metadata_for
+from alkstore_sa.engines import engine_for, refuse_unsupported
+from alkstore_sa.errors import AlkstoreError
+from alkstore_sa.migrate import configuration, connected, create_schema, one_at_a_time
 
-arguments = context.get_x_argument(as_dictionary=True)
-schema = context.config.attributes.get("schema") or arguments.get("schema")
-url = arguments.get("url") or context.config.get_main_option("sqlalchemy.url") or os.environ.get("ALKSTORE_URL")
-shared = {
-    "target_metadata": metadata_for(schema=schema),
-    "version_table": VERSION_TABLE,
-    "version_table_schema": schema,
-    "include_schemas": schema is not None,
-    "include_name": include_only_ours(schema),
-    "compare_type": True,
-    "render_item": render_item,
-}
+given: Connection | None = context.config.attributes.get("connection")
+if given is not None:
+    url, schema = None, context.config.attributes["schema"]
+else:
+    arguments = context.get_x_argument(as_dictionary=True)
+    url = arguments.get("url") or os.environ.get("ALKSTORE_URL")
+    schema = arguments.get("schema") or os.environ.get("ALKSTORE_SCHEMA") or None
+
+
+def moves() -> bool:
+    """Tell whether the command upgrades, downgrades or stamps, or only looks."""
+    try:
+        context.get_revision_argument()
+    except KeyError:
+        return False
+    return True
 
 
 def run_on(connection: Connection) -> None:
     """Run the revisions in one transaction, while no other process runs them on this database."""
     with one_at_a_time(connection):
         if schema is not None:
-            connection.execute(CreateSchema(schema, if_not_exists=True))
-        revised = connection.execution_options(schema_translate_map={None: schema}) if schema is not None else connection
-        context.configure(connection=revised, **shared)
+            if moves():
+                create_schema(connection, schema)
+            connection = connection.execution_options(schema_translate_map={None: schema})
+        context.configure(connection=connection, **configuration(schema, connection.dialect.default_schema_name))
         with context.begin_transaction():
             context.run_migrations()
 
 
-given = context.config.attributes.get("connection")
-if context.is_offline_mode():
-    context.configure(url=url, literal_binds=True, **shared)
+def run_on_url(url: str) -> None:
+    """Run the revisions on a database of Alembic's own command line."""
+    engine = engine_for(url)
+    refuse_unsupported(engine, schema)
+    with connected(engine) as connection:
+        run_on(connection)
+    engine.dispose()
+
+
+def write_sql(url: str) -> None:
+    """Write the SQL of the revisions (`--sql`); no map applies to it, so the search path says where."""
+    context.configure(url=url, literal_binds=True, **configuration(schema, None))
     with context.begin_transaction():
+        if schema is not None:
+            quoted = make_url(url).get_dialect()().identifier_preparer.quote_schema(schema)
+            context.execute(CreateSchema(schema, if_not_exists=True))
+            context.execute(select(func.set_config("search_path", quoted, True)))
         context.run_migrations()
-elif given is not None:
+
+
+if given is not None:
     run_on(given)
 elif url is None:
-    raise SystemExit("say which database: alembic -x url=postgresql+psycopg://… upgrade head, or set ALKSTORE_URL")
+    raise CommandError("say which database: alembic -x url=postgresql+psycopg://… upgrade head, or set ALKSTORE_URL")
+elif context.is_offline_mode():
+    write_sql(url)
 else:
-    engine = create_engine(url)
-    if engine.dialect.name == "sqlite":
-        prepare_sqlite(engine)
-    with engine.connect() as opened:
-        run_on(opened)
-    engine.dispose()
+    try:
+        run_on_url(url)
+    except AlkstoreError as error:
+        raise CommandError(str(error)) from error

@@ -7,18 +7,31 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any
+from itertools import cycle, islice
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, Final
 
 import click
-from sqlalchemy import Engine, create_engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from alembic.util import CommandError
+from rich.console import Console
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from alkstore_sa import migrate
+from alkstore_sa.engines import engine_for, refuse_unsupported
 from alkstore_sa.errors import AlkstoreError
 from alkstore_sa.stop import StopToken
 from alkstore_sa.store import Store
 
-FILTER_PAGE = "docs/how-to/alembic.md"
+FILTER: Final = """\
+Another Alembic history lives in this database ({others}). Its autogenerate would drop our tables; keep them out of it, in its env.py:
+
+    from alkstore_sa.migrate import include_name
+    context.configure(..., include_name=include_name())  # or include_name(your_own_hook)
+
+See docs/how-to/alembic.md."""
+DEMO_MESSAGES: Final = 200
 
 
 class _Failing(click.Group):
@@ -27,13 +40,14 @@ class _Failing(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (AlkstoreError, DBAPIError) as error:
+        except (AlkstoreError, SQLAlchemyError, CommandError) as error:
             if ctx.params.get("debug"):
                 raise
             raise click.ClickException(_one_sentence(error)) from error
 
 
 def _one_sentence(error: Exception) -> str:
+    """Give the first line of an error, of a database error what the database said: what follows quotes statements and values."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     return (str(cause).strip() or type(cause).__name__).splitlines()[0]
 
@@ -47,38 +61,54 @@ def main(*, debug: bool) -> None:
 
 
 def _database_options(command: Any) -> Any:
-    url = click.option("--url", envvar="ALKSTORE_URL", required=True, help="Database URL of SQLAlchemy; also ALKSTORE_URL.")
-    schema = click.option("--schema", envvar="ALKSTORE_SCHEMA", help="Schema of the tables (PostgreSQL).")
+    url = click.option(
+        "--url", envvar="ALKSTORE_URL", show_envvar=True, required=True, help="The database: postgresql+psycopg://… or sqlite:///FILE."
+    )
+    schema = click.option("--schema", envvar="ALKSTORE_SCHEMA", show_envvar=True, help="Schema of the tables (PostgreSQL).")
     return url(schema(command))
 
 
 @contextmanager
-def opened(url: str) -> Iterator[Engine]:
-    """Make an engine for `url`, and dispose of it at the end."""
-    try:
-        engine = create_engine(make_url(url))
-    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
-        raise click.ClickException("this is no database URL that SQLAlchemy can open; use postgresql+psycopg:// or sqlite:///") from error
+def opened(url: str, schema: str | None = None, *, existing: bool = False) -> Iterator[Engine]:
+    """Make an engine for `url`, and dispose of it at the end; `existing`: a SQLite file must be there already.
+
+    Raises:
+        InvalidOption: the database is not one that this library supports.
+        ClickException: there is no such file.
+    """
+    engine = engine_for(url)
+    refuse_unsupported(engine, schema)
+    path = engine.url.database or ""
+    if existing and engine.dialect.name == "sqlite" and not (path.startswith("file:") or Path(path).exists()):
+        raise click.ClickException(f"there is no file {path}; `alkstore upgrade` makes it")
     try:
         yield engine
     finally:
         engine.dispose()
 
 
+def _standing(engine: Engine, schema: str | None) -> str:
+    """Say in words which revision the tables are at."""
+    revision = migrate.current(engine, schema=schema)
+    if revision is None and migrate.made_elsewhere(engine, schema=schema):
+        return f"a revision that {migrate.VERSION_TABLE} does not know: another Alembic history made them"
+    return revision or "base"
+
+
 @main.command()
 @_database_options
 @click.option("--revision", default="head", show_default=True, help="Revision to stop at.")
 def upgrade(url: str, schema: str | None, revision: str) -> None:
-    """Make or upgrade the tables; safe from several processes at once."""
-    with opened(url) as engine:
+    """Make or upgrade the tables; safe from several processes at once.
+
+    Makes the SQLite file or the schema too where it is missing. Where another Alembic history lives in the database, says how to keep
+    our tables out of its autogenerate.
+    """
+    with opened(url, schema) as engine:
         migrate.upgrade(engine, schema=schema, revision=revision)
-        click.echo(f"the tables are at {migrate.current(engine, schema=schema)}")
-        if migrate.other_version_tables(engine):
-            click.echo(
-                "Another Alembic history lives in this database. Keep our tables out of its autogenerate, which would drop them:"
-                f" in its env.py, context.configure(…, include_name=alkstore_sa.migrate.include_name()). See {FILTER_PAGE}.",
-                err=True,
-            )
+        click.echo(f"the tables are at {_standing(engine, schema)}")
+        if others := migrate.other_version_tables(engine, schema=schema):
+            click.echo(FILTER.format(others=", ".join(others)), err=True)
 
 
 @main.command()
@@ -87,41 +117,71 @@ def upgrade(url: str, schema: str | None, revision: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def downgrade(url: str, schema: str | None, revision: str, *, yes: bool) -> None:
     """Take the tables back to an earlier revision; rows that have no place there are lost."""
-    if not yes and sys.stdin.isatty():
-        click.confirm("This loses jobs. Go on?", abort=True)
-    elif not yes:
+    if not yes and not sys.stdin.isatty():
         raise click.ClickException("this loses jobs: say --yes")
-    with opened(url) as engine:
+    with opened(url, schema, existing=True) as engine:
+        if not yes:
+            click.confirm("This loses jobs. Go on?", abort=True)
         migrate.downgrade(engine, schema=schema, revision=revision)
-        click.echo(f"the tables are at {migrate.current(engine, schema=schema) or 'base'}")
+        click.echo(f"the tables are at {_standing(engine, schema)}")
 
 
 @main.command()
 @_database_options
 def current(url: str, schema: str | None) -> None:
     """Show the revision that the tables are at."""
-    with opened(url) as engine:
-        click.echo(migrate.current(engine, schema=schema) or "base")
+    with opened(url, schema, existing=True) as engine:
+        click.echo(_standing(engine, schema))
 
 
 @main.command()
 @_database_options
 def check(url: str, schema: str | None) -> None:
-    """Compare the tables with what this version needs; what is newer is accepted and shown."""
-    with opened(url) as engine:
+    """Compare the tables with what this version needs; fails where something is missing.
+
+    What is there beyond that (a newer revision's columns, say) is accepted and shown.
+    """
+    with opened(url, schema, existing=True) as engine:
         differences = migrate.check(engine, schema=schema)
     for difference in differences:
         click.echo(f"newer than this version, or changed by hand: {difference}", err=True)
-    click.echo("the tables are all there" if differences else "the tables are as this version makes them")
+    click.echo("the tables have all that this version needs" if differences else "the tables are as this version makes them")
+
+
+@main.command()
+@click.option("--url", help="Database to run in; else a SQLite file in a new temporary directory, which stays.")
+@click.option(
+    "--input", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="File of payloads, a JSON text a line (JSONL)."
+)
+@click.option("--jobs", type=click.IntRange(1, 1_000_000), help="Messages to write; else a message a line, or 200.")
+@click.option("--seed", default=0, show_default=True, help="What is rolled back, refused and made up: the same for the same seed.")
+@click.pass_context
+def demo(ctx: click.Context, url: str | None, path: Path | None, jobs: int | None, seed: int) -> None:
+    """Deliver messages through rollbacks, refusals and a crash, and check the books; exit code 0 if they balance.
+
+    Orders and their outbox messages are written in the same transactions, of which some roll back. Two processes deliver the messages
+    to an HTTP receiver that refuses some at first; one of them is killed in the middle of a delivery.
+
+    Blank lines of the input are skipped, and counted where a line is named. With more --jobs than lines the lines come again. In a
+    database of yours the tables of alkstore stay; what the run itself wrote is removed.
+    """
+    from alkstore_sa.demo import payloads, report, trial  # noqa: PLC0415 - a server and processes that no other command needs
+
+    console = Console(highlight=False)
+    given = payloads.invented(jobs or DEMO_MESSAGES, seed) if path is None else payloads.read(path)
+    used = list(islice(cycle(given), jobs or len(given)))
+    file = f"sqlite:///{Path(mkdtemp(prefix='alkstore-demo-')) / 'demo.db'}" if url is None else url
+    with opened(file) as engine:
+        console.print(f"database: {engine.url.render_as_string()}", markup=False, soft_wrap=True)
+        outcome = trial.run(engine, used, seed=seed, keep=url is None, console=console)
+    report.show(outcome, console)
+    ctx.exit(1 if outcome.findings() else 0)
 
 
 @contextmanager
 def _store(url: str, schema: str | None) -> Iterator[Store]:
-    try:
-        made = Store(url, schema=schema)
-    except ModuleNotFoundError as error:
-        raise click.ClickException("the driver of this database URL is not installed; use postgresql+psycopg:// or sqlite:///") from error
-    with made as store:
+    with opened(url, schema, existing=True) as engine, Store(engine, schema=schema) as store:
+        store.verify()
         yield store
 
 
@@ -133,7 +193,6 @@ def scheduler(url: str, schema: str | None, *, verbose: bool) -> None:
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     stop = StopToken().on_signals()
     with _store(url, schema) as store:
-        store.verify()
         click.echo("the scheduler stands by", err=True)
         store.serve_schedules(stop)
     click.echo("the scheduler has stopped", err=True)
@@ -146,8 +205,8 @@ def scheduler(url: str, schema: str | None, *, verbose: bool) -> None:
 @click.pass_context
 def schedules(ctx: click.Context, url: str | None, schema: str | None, *, as_json: bool) -> None:
     """List the schedules; with `history NAME`, what became of one's boundaries."""
+    ctx.obj = (url, schema)
     if ctx.invoked_subcommand is not None:
-        ctx.default_map = {"history": {"url": url, "schema": schema}}
         return
     if url is None:
         raise click.UsageError("Missing option '--url'.", ctx)
@@ -156,13 +215,18 @@ def schedules(ctx: click.Context, url: str | None, schema: str | None, *, as_jso
 
 
 @schedules.command()
-@_database_options
+@click.option("--url", help="Database URL of SQLAlchemy; also ALKSTORE_URL.")
+@click.option("--schema", help="Schema of the tables (PostgreSQL).")
 @click.argument("name")
 @click.option("--limit", default=100, show_default=True, help="How many rows, the newest first.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, a list of objects.")
-def history(url: str, schema: str | None, name: str, limit: int, *, as_json: bool) -> None:
+@click.pass_context
+def history(ctx: click.Context, url: str | None, schema: str | None, name: str, limit: int, *, as_json: bool) -> None:
     """Show what became of a schedule's boundaries, the newest first."""
-    with _store(url, schema) as store:
+    place = url or ctx.obj[0]
+    if place is None:
+        raise click.UsageError("Missing option '--url'.", ctx)
+    with _store(place, schema or ctx.obj[1]) as store:
         _show(store.schedule_history(name, limit=limit), ("boundary", "through", "fired_at", "job_id", "skipped", "caught_up"), as_json)
 
 

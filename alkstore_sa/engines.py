@@ -5,37 +5,30 @@ recipe, whose connections are in autocommit and on which our own transactions ar
 """
 
 import os
+import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
-from sqlalchemy import URL, Connection, Engine, Result, create_engine, event, func, make_url, select
+from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
 from sqlalchemy.sql.expression import Executable
 
 from alkstore_sa.errors import InvalidOption, SchemaMissing, SchemaOutdated, StoreClosed
-from alkstore_sa.seam import Tx, joined
+from alkstore_sa.seam import BEGUN, Bind, Tx, joined
 from alkstore_sa.sqlite import LONGEST_BUSY, is_busy, is_in_memory, prepare_sqlite, take_over_transactions
 
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound=Executable)
 
-UPGRADE_HINT: Final = "run `alkstore upgrade`"
+SUPPORTED: Final = "postgresql+psycopg:// or sqlite:///"
 
 _BEGIN: Final = {"postgresql": "BEGIN ISOLATION LEVEL READ COMMITTED", "sqlite": "BEGIN IMMEDIATE"}
-_LONGEST_CHANNEL: Final = 63  # bytes; LISTEN cuts off what is longer
-
-
-class Bind(Protocol):
-    """Anything that runs a statement in somebody's transaction."""
-
-    def execute(self, statement: Executable, params: Mapping[str, Any] | None = None, /) -> Result[Any]:
-        """Run the statement there."""
-        ...
+_LONGEST_IDENTIFIER: Final = 63  # bytes; PostgreSQL cuts off what is longer, in names and in channels
 
 
 class Database:
@@ -44,15 +37,9 @@ class Database:
     def __init__(self, bind: Engine | URL | str, *, schema: str | None = None) -> None:
         self.engine, self._owned = _engine(bind)
         self.dialect: Final = self.engine.dialect.name
-        if self.dialect not in _BEGIN:
-            raise InvalidOption(f"{self.dialect} is not supported; use postgresql+psycopg:// or sqlite:///")
-        if self.dialect == "sqlite":
-            if schema is not None:
-                raise InvalidOption("SQLite has no schemas: leave schema out")
-            if is_in_memory(self.engine):
-                raise InvalidOption("in-memory SQLite gives every connection a database of its own; use a file: sqlite:///jobs.db")
-            if self._owned:
-                prepare_sqlite(self.engine)
+        refuse_unsupported(self.engine, schema)
+        if self._owned and self.dialect == "sqlite":
+            prepare_sqlite(self.engine)
         self.schema: Final = schema
         self.channel: Final = _channel(schema)
         self._statements: dict[Any, Executable] = {}
@@ -68,7 +55,7 @@ class Database:
         if kept is None:
             kept = builder(*args, **shape).execution_options(schema_translate_map={None: self.schema})
             self._statements[key] = kept
-        return kept  # type: ignore[return-value]  # the key names the builder that made it
+        return cast(S, kept)  # the key names the builder that made it
 
     @contextmanager
     def begin(self, *, single: bool = False, limit: float | None = None) -> Iterator[Connection]:
@@ -77,11 +64,11 @@ class Database:
         Leaving commits, an exception rolls back. The wait for SQLite's other writers is bounded by 30 s. `limit` bounds, in seconds,
         what can hold a transaction up: each of its statements on PostgreSQL, the wait for the other writers on SQLite.
         """
-        twin = self._open_twin()
-        with translated(), twin.connect() as connection:
+        with translated(self.schema), self._connected() as connection:
             if single:
                 yield connection
                 return
+            connection.execution_options(**{BEGUN: True})
             self._retrying(lambda: connection.exec_driver_sql(_BEGIN[self.dialect]), LONGEST_BUSY if limit is None else limit)
             try:
                 if limit is not None and self.dialect == "postgresql":
@@ -91,6 +78,15 @@ class Database:
             except BaseException:
                 _roll_back(connection)
                 raise
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        with self._open_twin().connect() as connection:
+            try:
+                yield connection
+            finally:
+                if self._closed and not connection.invalidated:
+                    connection.detach()  # closed meanwhile: there is no pool to go back to, so end the connection
 
     def run(self, verb: Callable[Concatenate[Connection, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Lift a verb of several statements into a transaction of our own."""
@@ -111,11 +107,11 @@ class Database:
 
         return self._retrying(once)
 
-    def join(self, tx: Tx, verb: Callable[Concatenate[Tx, P], R], clause: Executable, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def join(self, tx: Tx, verb: Callable[Concatenate[Bind, P], R], clause: Executable, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a verb in the caller's transaction, after the one look at the connection that `clause` will use."""
         self.refuse_closed()
         bind = joined(tx, self.dialect, clause)
-        with translated():
+        with translated(self.schema):
             return verb(bind, *args, **kwargs)
 
     def open_apart(self) -> Connection:
@@ -182,11 +178,50 @@ def _engine(bind: Engine | URL | str) -> tuple[Engine, bool]:
         return bind, False
     if not isinstance(bind, (str, URL)):
         raise TypeError(f"{type(bind).__name__} is no Engine or database URL; for an AsyncEngine use an AsyncStore")
+    return engine_for(bind), True
+
+
+def engine_for(url: URL | str) -> Engine:
+    """Make an engine for a database URL, of which no error repeats more than the name of the driver.
+
+    Raises:
+        InvalidOption: it is no URL, or its database or driver is not supported or not installed.
+    """
     try:
-        url = make_url(bind)
-        return create_engine(url), True
-    except (ArgumentError, NoSuchModuleError) as error:
-        raise InvalidOption("this is no database URL that SQLAlchemy knows; use postgresql+psycopg:// or sqlite:///") from error
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise InvalidOption(f"this is no database URL; use {SUPPORTED}") from None  # the cause may quote the URL, password included
+    if parsed.get_backend_name() not in _BEGIN:
+        raise InvalidOption(f"{parsed.get_backend_name()} is not supported; use {SUPPORTED}")
+    _refuse_in_memory(parsed)
+    try:
+        engine = create_engine(parsed)
+    except NoSuchModuleError as error:
+        raise InvalidOption(f"SQLAlchemy knows no driver {parsed.drivername}; use {SUPPORTED}") from error
+    except ArgumentError:
+        raise InvalidOption(f"this is no database URL of {parsed.drivername}; use {SUPPORTED}") from None
+    except ModuleNotFoundError as error:
+        raise InvalidOption(f"the driver of {parsed.drivername} is not installed ({error.name}); use {SUPPORTED}") from error
+    if engine.dialect.is_async:
+        raise InvalidOption(f"{parsed.drivername} is an asynchronous driver; use {SUPPORTED}")
+    return engine
+
+
+def refuse_unsupported(engine: Engine, schema: str | None) -> None:
+    """Raise `InvalidOption` where the engine's database, or the schema in it, cannot hold our tables; sends nothing."""
+    name = engine.dialect.name
+    if name not in _BEGIN:
+        raise InvalidOption(f"{name} is not supported; use {SUPPORTED}")
+    if name == "sqlite" and schema is not None:
+        raise InvalidOption("SQLite has no schemas: leave schema out")
+    _refuse_in_memory(engine.url)
+    if schema is not None and not 0 < len(schema.encode()) <= _LONGEST_IDENTIFIER:
+        raise InvalidOption(f"schema {schema!r} is no name of a schema: 1 to {_LONGEST_IDENTIFIER} bytes")
+
+
+def _refuse_in_memory(url: URL) -> None:
+    if url.get_backend_name() == "sqlite" and is_in_memory(url):
+        raise InvalidOption("in-memory SQLite gives every connection a database of its own; use a file: sqlite:///jobs.db")
 
 
 def _twin(engine: Engine) -> Engine:
@@ -205,7 +240,7 @@ def _twin(engine: Engine) -> Engine:
 
 def _channel(schema: str | None) -> str:
     name = "alkstore" if schema is None else f"alkstore:{schema}"
-    return name if len(name.encode()) <= _LONGEST_CHANNEL else f"alkstore:{blake2b(name.encode(), digest_size=16).hexdigest()}"
+    return name if len(name.encode()) <= _LONGEST_IDENTIFIER else f"alkstore:{blake2b(name.encode(), digest_size=16).hexdigest()}"
 
 
 def _roll_back(connection: Connection) -> None:
@@ -215,25 +250,29 @@ def _roll_back(connection: Connection) -> None:
     connection.invalidate()
 
 
+def upgrade_hint(schema: str | None) -> str:
+    """Name the command that makes or upgrades the tables in `schema`."""
+    return "run `alkstore upgrade`" if schema is None else f"run `alkstore upgrade --schema {shlex.quote(schema)}`"
+
+
 @contextmanager
-def translated() -> Iterator[None]:
+def translated(schema: str | None) -> Iterator[None]:
     """Turn a database error that says that a table or a column of ours is missing into ours; let every other one pass."""
     try:
         yield
     except DBAPIError as error:
-        told = _schema_error(error)
+        told = _schema_error(error, schema)
         if told is None:
             raise
         raise told from error
 
 
-def _schema_error(error: DBAPIError) -> SchemaMissing | None:
-    state = getattr(error.orig, "sqlstate", None)
-    text = str(error.orig)
-    if "alkstore_" not in f"{text} {error.statement}":
-        return None
-    if state in ("42P01", "3F000") or "no such table" in text:
-        return SchemaMissing(f"the tables of alkstore_sa are not in this database: {UPGRADE_HINT}")
-    if state == "42703" or "no such column" in text or "has no column named" in text:
-        return SchemaOutdated(f"a column of alkstore_sa is not in this database: {UPGRADE_HINT}")
+def _schema_error(error: DBAPIError, schema: str | None) -> SchemaMissing | None:
+    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+    said = str(error.orig).split("\n", 1)[0]  # the lines after it quote the statement, which names our tables anyway
+    if (state == "42P01" or "no such table" in said) and "alkstore_" in said:
+        return SchemaMissing(f"the tables of alkstore_sa are not in this database: {upgrade_hint(schema)}")
+    unknown_column = state == "42703" or "no such column" in said or "has no column named" in said
+    if unknown_column and "alkstore_" in f"{said} {error.statement}":  # a column may be named by the alias of its table
+        return SchemaOutdated(f"a column of alkstore_sa is not in this database: {upgrade_hint(schema)}")
     return None

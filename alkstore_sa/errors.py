@@ -89,7 +89,7 @@ def error_text(error: str | BaseException) -> str:
         text = text or type(error).__name__
     else:
         text = error
-    return _shortened(text.replace("\x00", "\ufffd").encode("utf-8", "surrogatepass").decode("utf-8", "replace"))
+    return _shortened(text.replace("\x00", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 def _shortened(text: str) -> str:

@@ -4,6 +4,7 @@ Both are cheap and know how to get a transaction; what happens inside it stands 
 """
 
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Unpack
@@ -15,7 +16,7 @@ from alkstore_sa._names import checked_name
 from alkstore_sa._options import Duration, EnqueueOptions, Stamps, not_negative, placement, positive, whole
 from alkstore_sa._payload import Payload, decoded, encoded
 from alkstore_sa.errors import ClaimLost, error_text
-from alkstore_sa.patience import Patience
+from alkstore_sa.patience import Patience, Promotion
 from alkstore_sa.queues import MOVED_AT_ONCE, Jobs, chunked
 from alkstore_sa.records import Job, headers_from_text
 from alkstore_sa.seam import Tx
@@ -246,15 +247,29 @@ class Queue:
 
         A database that is away is waited for, with growing pauses and a warning in the log; any other database error is raised.
         """
-        patience = Patience(stop)
+        worker = checked_name("worker", worker_id)
+        patience, promotion = Patience(stop), Promotion()
         while not stop.cancelled:
-            claimed = None
+            rows: list[Row[Any]] = []
             with patience.with_the_database():
-                claimed = self.claim_one(worker_id)
-                if claimed is None:
+                rows = self._claim_on_duty(worker, promotion)
+                if not rows:
                     self._waiter.wait(float("inf"), stop)
-            if claimed is not None:
-                yield claimed
+            for row in rows:
+                yield JobHandle(self._jobs, row)
+
+    def _claim_on_duty(self, worker: str, promotion: Promotion) -> list[Row[Any]]:
+        """Claim one job as a loop does: the promotion stands in the path of few claims."""
+        promotes = self._waiter.overdue or promotion.is_due(time.monotonic())
+        self._waiter.before_claim()
+        if promotes:
+            began = time.monotonic()
+            rows = self._jobs.database.run(self._jobs.claim_fresh, self.name, worker, 1)
+            promotion.done(time.monotonic(), time.monotonic() - began)
+        else:
+            rows = self._jobs.database.run_single(self._jobs.claim, self.name, worker, 1)
+        self._waiter.after_claim(len(rows))
+        return rows
 
     def dead(self, *, limit: int = 100, after: int | None = None) -> Sequence[Job]:
         """List the queue's dead jobs by ascending id, from the one after the id `after`."""

@@ -9,8 +9,9 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from alkstore_sa._names import RESERVED_PREFIX
-from alkstore_sa.engines import Bind, Database
+from alkstore_sa.engines import Database
 from alkstore_sa.records import LockInfo
+from alkstore_sa.seam import Bind
 from alkstore_sa.statements import leases as statements
 
 SCHEDULER: Final = f"{RESERVED_PREFIX}scheduler"  # the name under which runners lead, and the queue by which they are woken

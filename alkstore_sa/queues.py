@@ -10,9 +10,10 @@ from sqlalchemy.sql.expression import Executable
 
 from alkstore_sa._options import Placement
 from alkstore_sa._payload import Codec
-from alkstore_sa.engines import Bind, Database
+from alkstore_sa.engines import Database
 from alkstore_sa.errors import InvalidOption
 from alkstore_sa.records import Job, JobState, QueueStats, job_from_row
+from alkstore_sa.seam import Bind
 from alkstore_sa.statements import dead as dead_statements
 from alkstore_sa.statements import inspection
 from alkstore_sa.statements import jobs as job_statements

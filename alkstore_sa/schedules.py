@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from alkstore_sa._options import Placement
 from alkstore_sa._payload import Codec
-from alkstore_sa.engines import Bind, Database
+from alkstore_sa.engines import Database
 from alkstore_sa.leases import SCHEDULER
 from alkstore_sa.records import Fire, Schedule, schedule_from_row
+from alkstore_sa.seam import Bind
 from alkstore_sa.statements import fires as fire_statements
 from alkstore_sa.statements import schedules as statements
 from alkstore_sa.ticks import Ticks

@@ -3,9 +3,10 @@
 Nothing here runs a statement, and nothing commits, rolls back or expires what is the caller's.
 """
 
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Final, Protocol, TypeAlias
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Result
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.sql.expression import Executable
 
@@ -14,8 +15,31 @@ from alkstore_sa.errors import InvalidOption
 Tx: TypeAlias = Session | scoped_session[Session] | Connection
 
 
-def joined(tx: Tx, dialect: str, statement: Executable) -> Tx:
-    """Return `tx` if a job written through it by `statement` lives and dies with the caller's transaction.
+BEGUN: Final = "alkstore_begun"
+"""The execution option of a connection on which a store began a transaction by statement."""
+
+
+class Bind(Protocol):
+    """Anything that runs a statement in somebody's transaction."""
+
+    def execute(self, statement: Executable, params: Mapping[str, Any] | None = None, /) -> Result[Any]:
+        """Run the statement there."""
+        ...
+
+
+class _Untranslated:
+    """A caller's transaction whose own `schema_translate_map` must not move our rows: it would override the statement's."""
+
+    def __init__(self, tx: Tx) -> None:
+        self._tx = tx
+
+    def execute(self, statement: Executable, params: Mapping[str, Any] | None = None, /) -> Result[Any]:
+        """Run the statement under the map that it carries."""
+        return self._tx.execute(statement, params, execution_options=statement.get_execution_options())
+
+
+def joined(tx: Tx, dialect: str, statement: Executable) -> Bind:
+    """Return a bind on `tx` if a job written through it by `statement` lives and dies with the caller's transaction.
 
     Raises:
         TypeError: it is neither a Session, a scoped_session nor a Connection.
@@ -30,7 +54,15 @@ def joined(tx: Tx, dialect: str, statement: Executable) -> Tx:
         _refuse_unsound_sqlite(connection)
     elif _is_autocommit(connection):
         raise InvalidOption("this connection is in autocommit: a rollback would keep the job; use the verb without _tx, or a transaction")
-    return tx
+    return _Untranslated(tx) if _has_map(connection) or (isinstance(tx, Session) and _has_map_of_its_own(tx)) else tx
+
+
+def _has_map(connection: Connection) -> bool:
+    return "schema_translate_map" in connection.get_execution_options()
+
+
+def _has_map_of_its_own(session: Session) -> bool:
+    return "schema_translate_map" in (getattr(session, "execution_options", None) or {})  # SQLAlchemy 2.1
 
 
 def _connection(tx: Tx, statement: Executable) -> Connection:
@@ -45,13 +77,15 @@ def _connection(tx: Tx, statement: Executable) -> Connection:
 
 
 def _is_autocommit(connection: Connection) -> bool:
-    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+    options = connection.get_execution_options()
+    if options.get("isolation_level") == "AUTOCOMMIT":
         return True
-    return bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
+    return not options.get(BEGUN) and bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
 
 
 def _refuse_unsound_sqlite(connection: Connection) -> None:
-    driver: Any = connection.connection.dbapi_connection
+    driver: Any = connection.connection.driver_connection
+    driver = getattr(driver, "_conn", driver)  # aiosqlite keeps the standard library's connection there
     autocommit = getattr(driver, "autocommit", None)
     nested = connection.in_nested_transaction()
     if autocommit is False:  # the driver itself keeps a transaction open at all times

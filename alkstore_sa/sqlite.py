@@ -8,7 +8,7 @@ import sqlite3
 import time
 from typing import Any, Final, Literal
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -55,7 +55,8 @@ def prepare_sqlite(
 
     def send_begin(connection: Connection) -> None:
         options = connection.get_execution_options()
-        if options.get("isolation_level") != "AUTOCOMMIT":
+        of_engine = getattr(connection.dialect, "_on_connect_isolation_level", None)
+        if options.get("isolation_level", of_engine) != "AUTOCOMMIT":
             connection.exec_driver_sql(f"BEGIN {options.get('alkstore_begin', begin)}")
 
     event.listen(engine, "connect", set_up)
@@ -82,8 +83,8 @@ def _use_wal(cursor: Any) -> None:
     while True:
         try:
             cursor.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError:
-            if time.monotonic() > end:
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or time.monotonic() > end:
                 raise
             time.sleep(0.02)
         else:
@@ -95,7 +96,6 @@ def is_busy(error: OperationalError) -> bool:
     return isinstance(error.orig, sqlite3.OperationalError) and getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
-def is_in_memory(engine: Engine) -> bool:
-    """Tell whether each connection of the engine may be a database of its own."""
-    database = engine.url.database
-    return not database or ":memory:" in database or "mode=memory" in database or engine.url.query.get("mode") == "memory"
+def is_in_memory(url: URL) -> bool:
+    """Tell whether each connection to `url` may be a database of its own."""
+    return not url.database or ":memory:" in url.database or "mode=memory" in url.database or url.query.get("mode") == "memory"

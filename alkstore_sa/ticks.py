@@ -14,10 +14,11 @@ from typing import Any, Final
 from sqlalchemy import Row
 
 from alkstore_sa._cadence import Due, Recorded, Skip, boundaries_due, checked_interval, crosses
-from alkstore_sa.engines import Bind, Database
+from alkstore_sa.engines import Database
 from alkstore_sa.errors import InvalidSpec, LeadershipLost, error_text
 from alkstore_sa.leases import Held, Leases
 from alkstore_sa.records import Tick
+from alkstore_sa.seam import Bind
 from alkstore_sa.statements import fires as fire_statements
 from alkstore_sa.statements import schedules as schedule_statements
 from alkstore_sa.statements.jobs import insert_fired

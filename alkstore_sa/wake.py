@@ -41,7 +41,6 @@ class Bell:
 
     def __init__(self, database: Database, *, waking: bool) -> None:
         self.database: Final = database
-        self.precise: Final = database.dialect != "sqlite"  # whether a ring means work for this very queue
         self._waking = waking
         self._reset()
 
@@ -52,21 +51,28 @@ class Bell:
         self._rings: dict[str, int] = {}
         self._thread: threading.Thread | None = None
         self._first_attempt = threading.Event()
+        self._hearing = False  # since its last failure the source has shown that it works
         self._stop: StopToken | None = None
 
     def rings(self, queue: str) -> int:
-        """Give a number that changes at each ring for `queue`."""
+        """Give a number that changes at each ring for this very queue."""
         if self._pid != os.getpid():
             self._reset()
         return self._rings.setdefault(queue, 0)
 
-    def ring(self, queue: str | None = None) -> None:
-        """Wake whoever waits for `queue`, or everybody."""
+    def ring(self, queue: str) -> None:
+        """Wake whoever waits for `queue`, since there is work in it."""
         with self._changed:
-            for name in [queue] if queue is not None else list(self._rings):
-                if name in self._rings:
-                    self._rings[name] += 1
-                for ear in self._ears.get(name, ()):
+            if queue in self._rings:
+                self._rings[queue] += 1
+            for ear in self._ears.get(queue, ()):
+                ear.set()
+
+    def ring_all(self) -> None:
+        """Let everybody who waits look for work, since there may be some in any queue."""
+        with self._changed:
+            for ears in self._ears.values():
+                for ear in ears:
                     ear.set()
 
     @contextmanager
@@ -94,7 +100,7 @@ class Bell:
         """Stop the source and wake everybody."""
         if self._pid != os.getpid():
             return
-        self.ring()
+        self.ring_all()
         if self._stop is not None and self._thread is not None:
             self._stop.cancel()
             with self._changed:
@@ -105,7 +111,6 @@ class Bell:
         hear = self._hear_notifications if self.database.dialect == "postgresql" else self._watch_file
         failures = 0
         while not stop.cancelled:
-            began = time.monotonic()
             try:
                 with self.database.open_apart() as connection:
                     if not hear(connection, stop):
@@ -113,10 +118,10 @@ class Bell:
             except StoreClosed:
                 return
             except (SQLAlchemyError, psycopg.Error, OSError) as error:
-                failures = 0 if time.monotonic() - began > PROBE_SECONDS else failures + 1
-                log.warning(
-                    "waiting without wakes, by polling, until the listener is back: %s", type(error).__name__, extra={"failures": failures}
-                )
+                failures = 1 if self._hearing else failures + 1
+                self._hearing = False
+                level = logging.WARNING if failures == 1 else logging.DEBUG  # a pooler without LISTEN fails for ever: say it once
+                log.log(level, "waiting without wakes, by polling, until the listener is back: %s", error)
             finally:
                 self._first_attempt.set()
             stop.wait(min(LONGEST_RECONNECT_SECONDS, 0.1 * 2 ** min(failures, 10)) * random.uniform(0.5, 1))
@@ -133,7 +138,7 @@ class Bell:
         for channel in (self.database.channel, probe):
             driver.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         self._first_attempt.set()
-        self.ring()  # listen first, then look
+        self.ring_all()  # listen first, then look
         answered = True
         next_probe = time.monotonic()
         while not stop.cancelled:
@@ -147,7 +152,7 @@ class Bell:
                 wait_for((driver, stop), next_probe - time.monotonic())
             for notification in driver.notifies(timeout=0):
                 if notification.channel == probe:
-                    answered = True
+                    answered = self._hearing = True
                     next_probe = time.monotonic() + PROBE_SECONDS
                 else:
                     self.ring(notification.payload)
@@ -165,7 +170,8 @@ class Bell:
             version = connection.exec_driver_sql("PRAGMA data_version").scalar()
             if version != seen:
                 seen = version
-                self.ring()
+                self.ring_all()
+            self._hearing = True
             self._first_attempt.set()
             stop.wait(DATA_VERSION_SECONDS)
 
@@ -180,9 +186,11 @@ class Waiter:
         self._look = look  # is there a ready row, and how long until the next deadline
         self._seen: int | None = None
         self._came_up_empty = False
+        self.overdue = False  # the last look found a row past its deadline, which a promotion must make ready
 
     def before_claim(self) -> None:
         """Remember which wakes the claim that follows will have seen the work of."""
+        self.overdue = False
         self._seen = self._bell.rings(self._queue)
 
     def after_claim(self, claimed: int) -> None:
@@ -199,7 +207,7 @@ class Waiter:
                 rings = self._bell.rings(self._queue)
                 missed = self._seen is not None and rings != self._seen
                 self._seen = rings
-                if missed and self._bell.precise:
+                if missed:
                     return True
                 next_look = self._next_look()
                 if next_look <= time.monotonic():
@@ -207,13 +215,15 @@ class Waiter:
                 rung = wait_for((ear,) if stop is None else (ear, stop), min(end, floor, next_look) - time.monotonic())
                 self._bell.database.refuse_closed()
                 if not rung:
+                    self.overdue = self.overdue or time.monotonic() >= next_look
                     return time.monotonic() < end
         return False
 
     def _next_look(self) -> float:
         ready, until = self._look()
         now = time.monotonic()
-        if ready or (until is not None and until <= timedelta(0)):
+        self.overdue = until is not None and until <= timedelta(0)
+        if ready or self.overdue:
             return now + CONTENDED_SECONDS if self._came_up_empty else now
         return float("inf") if until is None else now + until.total_seconds()
 

@@ -4,6 +4,7 @@ import os
 
 import pytest
 import servers
+from callers import PAIRS, calling
 from databases import TestDatabase, make_template
 from hypothesis import HealthCheck, settings
 
@@ -51,7 +52,10 @@ def pytest_generate_tests(metafunc):
     if "database" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("databases")
         names = marker.args if marker else BOTH_BACKENDS
-        metafunc.parametrize("database", names, indirect=True)
+        if "caller" in metafunc.fixturenames and marker is None:
+            metafunc.parametrize(("database", "caller"), PAIRS, indirect=True)
+        else:
+            metafunc.parametrize("database", names, indirect=True)
 
 
 @pytest.fixture
@@ -71,6 +75,13 @@ def database(request, tmp_path):
 @pytest.fixture
 def store(database):
     with database.store() as made:
+        yield made
+
+
+@pytest.fixture
+def caller(request, database):
+    """The application's open transaction, in each of the ways it may be brought."""
+    with calling(database, request.param) as made:
         yield made
 
 

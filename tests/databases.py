@@ -82,6 +82,10 @@ class TestDatabase:
             self._observer = self.engine(isolation_level="AUTOCOMMIT", prepared=False, poolclass=NullPool)
         return self._observer
 
+    def keep_observing(self):
+        """Keep the independent connection open between statements, for tests that send thousands."""
+        self._observer = self.engine(isolation_level="AUTOCOMMIT", prepared=False)
+
     def sql(self, statement, **values):
         """Run a statement over an independent connection; the rows, if it gives any."""
         with self.observer.connect() as connection:

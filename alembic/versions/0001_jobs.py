@@ -48,9 +48,9 @@ def upgrade() -> None:
     op.create_table(
         "alkstore_job",
         sa.Column("id", JOB_ID, sa.Identity(), nullable=False),
-        *job_columns(),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("claim_expires_at", INSTANT, nullable=True),
+        *job_columns(),
         sa.PrimaryKeyConstraint("id", name="alkstore_job_pk"),
         sa.CheckConstraint("state IN ('ready', 'delayed', 'claimed')", name="alkstore_job_state"),
         sqlite_autoincrement=True,
@@ -62,8 +62,8 @@ def upgrade() -> None:
     op.create_table(
         "alkstore_dead",
         sa.Column("id", JOB_ID, autoincrement=False, nullable=False),
-        *job_columns(),
         sa.Column("died_at", INSTANT, nullable=False),
+        *job_columns(),
         sa.PrimaryKeyConstraint("id", name="alkstore_dead_pk"),
     )
     op.create_index("alkstore_dead_queue", "alkstore_dead", ["queue", "id"])

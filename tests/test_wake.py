@@ -1,0 +1,381 @@
+"""Waking idle waiters: at a commit, at a deadline, at the poll floor; and the listener's hard life."""
+
+import multiprocessing
+import os
+import threading
+import time
+
+import pytest
+import servers
+from conftest import server_urls
+from databases import TestDatabase, make_template
+from eventually import eventually
+from psycopg import sql
+from sqlalchemy.orm import Session
+
+from alkstore_sa import InvalidOption, StopToken, Store
+
+
+def waiting(queue, timeout=30):
+    """Wait in a thread; give the answer and the seconds it took when asked."""
+
+    class Wait(threading.Thread):
+        def run(self):
+            began = time.monotonic()
+            self.answer = queue.wait(timeout)
+            self.took = time.monotonic() - began
+
+    thread = Wait()
+    thread.start()
+    return thread
+
+
+def is_listening(store):
+    return store._bell._first_attempt.is_set() and any(store._bell._ears.values())
+
+
+def test_a_wait_ends_with_false_when_its_time_is_over(queue):
+    began = time.monotonic()
+    assert not queue.wait(0.3)
+    assert 0.25 < time.monotonic() - began < 3
+    assert not queue.wait(0)
+
+
+def test_a_wait_with_work_there_is_over_at_once(queue):
+    queue.enqueue(1)
+    assert queue.wait(30)
+    assert queue.wait(0)
+
+
+def test_a_wait_out_of_range_is_refused(queue):
+    for timeout in (-1, float("nan"), True, None):
+        with pytest.raises(InvalidOption):
+            queue.wait(timeout)
+
+
+@pytest.mark.parametrize("how", ["enqueue", "enqueue_many", "enqueue_tx", "retry", "release", "replay", "replay_all", "outbox"])
+def test_every_commit_that_makes_work_claimable_wakes_a_waiter_elsewhere(database, how):
+    with database.store(poll=60) as here, Store(database.engine(), poll=60) as there:
+        waiter = here.outbox("q")._queue if how == "outbox" else here.queue("q")
+        queue = there.queue("q")
+        if how in ("retry", "release", "replay", "replay_all"):
+            queue.enqueue(1)
+            job = queue.claim_one("w")
+            if how.startswith("replay"):
+                job.fail("x")
+        wait = waiting(waiter)
+        eventually(lambda: is_listening(here))
+        time.sleep(0.2)  # the waiter is asleep, which nothing shows
+        with Session(database.engine()) as session:
+            {
+                "enqueue": lambda: queue.enqueue(1),
+                "enqueue_many": lambda: queue.enqueue_many([1, 2]),
+                "enqueue_tx": lambda: (queue.enqueue_tx(session, 1), session.commit()),
+                "retry": lambda: job.retry("x", delay=0),
+                "release": lambda: job.release(),
+                "replay": lambda: queue.replay(job.id),
+                "replay_all": lambda: queue.replay_all(),
+                "outbox": lambda: there.outbox("q").enqueue(1),
+            }[how]()
+        wait.join(10)
+        assert wait.answer
+        assert wait.took < 5
+
+
+def test_a_rollback_wakes_nobody(database):
+    with database.store(poll=60) as store:
+        wait = waiting(store.queue("q"), 1.5)
+        eventually(lambda: is_listening(store))
+        with Session(database.engine()) as session:
+            store.enqueue_tx(session, "q", 1)
+            session.rollback()
+        wait.join(10)
+        assert not wait.answer
+
+
+@pytest.mark.databases("postgresql-18")
+def test_the_wake_is_sent_by_the_commit_and_not_before(database):
+    import psycopg
+
+    with database.store() as store, psycopg.connect(database.url.replace("+psycopg", ""), autocommit=True) as listener:
+        listener.execute("LISTEN alkstore")
+        with Session(database.engine()) as session:
+            store.enqueue_tx(session, "q", 1)
+            assert list(listener.notifies(timeout=0.5)) == []
+            session.commit()
+        assert [(note.channel, note.payload) for note in listener.notifies(timeout=5, stop_after=1)] == [("alkstore", "q")]
+        store.queue("q").enqueue_many(range(1000))
+        assert [note.payload for note in listener.notifies(timeout=1)] == ["q"]
+    with database.store(wake=False) as silent, psycopg.connect(database.url.replace("+psycopg", ""), autocommit=True) as listener:
+        listener.execute("LISTEN alkstore")
+        silent.enqueue("q", 1)
+        assert list(listener.notifies(timeout=0.5)) == []
+
+
+def test_a_waiter_wakes_at_the_next_run_at(database):
+    with database.store(poll=60) as store:
+        queue = store.queue("q")
+        queue.enqueue(1, delay=0.7)
+        assert queue.claim_one("w") is None
+        began = time.monotonic()
+        assert queue.wait(30)
+        assert 0.3 < time.monotonic() - began < 5
+        assert eventually(lambda: queue.claim_one("w"), within=1)
+
+
+def test_a_waiter_wakes_when_a_claim_lapses(database):
+    with database.store(poll=60) as store:
+        queue = store.queue("q", visibility_timeout=0.7)
+        queue.enqueue(1)
+        queue.claim_one("dies")
+        began = time.monotonic()
+        assert queue.wait(30)
+        assert time.monotonic() - began < 5
+        assert eventually(lambda: queue.claim_one("w"), within=1)
+
+
+def test_a_waiter_wakes_at_the_poll_floor(database):
+    with database.store(poll=0.5, wake=False) as store:
+        began = time.monotonic()
+        assert store.queue("q").wait(30)
+        assert 0.3 < time.monotonic() - began < 5
+
+
+def test_work_that_somebody_else_has_locked_makes_no_hot_loop(database):
+    with database.store(poll=60) as store:
+        queue = store.queue("q")
+        queue.enqueue(1)
+        if database.kind == "sqlite":
+            database.sql("UPDATE alkstore_job SET attempts = max_attempts")  # there, but not to be claimed
+            assert queue.claim_one("w") is None
+            rounds = _rounds_in(queue, 1)
+        else:
+            with database.engine().connect() as other:
+                other.exec_driver_sql("SELECT * FROM alkstore_job FOR UPDATE")
+                assert queue.claim_one("w") is None
+                rounds = _rounds_in(queue, 1)
+    assert 2 <= rounds <= 12
+
+
+def _rounds_in(queue, seconds):
+    end = time.monotonic() + seconds
+    rounds = 0
+    while (left := end - time.monotonic()) > 0:
+        queue.wait(left)
+        assert queue.claim_one("w") is None
+        rounds += 1
+    return rounds
+
+
+@pytest.mark.databases("postgresql-18")
+def test_c17_odd_names_and_big_payloads_wake_workers(database):
+    name = 'Été "Q"; --' + "x" * 80
+    other = name[:-1] + "y"
+    with database.store(poll=30) as store, Store(database.engine()) as producer:
+        stop = StopToken()
+        ran = []
+
+        def work():
+            for job in store.queue(name).jobs("w", stop):
+                ran.append((job.queue, job.payload, time.monotonic()))
+                job.ack()
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        eventually(lambda: is_listening(store))
+        time.sleep(0.3)
+        producer.enqueue(other, 1)
+        began = time.monotonic()
+        producer.enqueue(name, "\U0001f600" * 20_000)
+        eventually(lambda: ran)
+        assert ran[0][1] == "\U0001f600" * 20_000
+        assert ran[0][2] - began < 2
+        stop.cancel()
+        worker.join(5)
+        assert len(ran) == 1
+
+
+@pytest.mark.databases("postgresql-18", "sqlite")
+def test_c17_without_wakes_the_poll_finds_it(database):
+    with database.store(poll=1, wake=False) as store, Store(database.engine()) as producer:
+        stop = StopToken()
+        ran = []
+        worker = threading.Thread(target=lambda: ran.extend((job.ack(), time.monotonic()) for job in store.queue("q").jobs("w", stop)))
+        worker.start()
+        time.sleep(0.2)
+        began = time.monotonic()
+        producer.enqueue("q", 1)
+        eventually(lambda: ran)
+        assert ran[0][1] - began < 3
+        stop.cancel()
+        worker.join(5)
+
+
+LISTENERS = (
+    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    " AND (query LIKE 'LISTEN%' OR query LIKE 'SELECT pg_notify%')"
+)
+
+
+@pytest.mark.databases("postgresql-18")
+def test_the_listener_survives_the_end_of_its_connection(database, caplog):
+    with database.store(poll=60) as store:
+        store.enqueue("q", 0, delay=3600)
+        for _ in range(2):
+            wait = waiting(store.queue("q"))
+            eventually(lambda: is_listening(store))
+            for (pid,) in eventually(lambda: database.sql(LISTENERS)):
+                database.sql(f"SELECT pg_terminate_backend({pid})")
+            eventually(lambda: "until the listener is back" in caplog.text)
+            database.sql(f"UPDATE alkstore_job SET run_at = {database.now()}, state = 'ready'")  # a commit of which no wake tells
+            wait.join(20)
+            assert wait.answer  # back, it listens first, and then everybody looks
+            assert store.queue("q").claim_one("w").retry("again", delay=3600)
+            caplog.clear()
+        wait = waiting(store.queue("q"))
+        eventually(lambda: is_listening(store))
+        time.sleep(0.2)
+        store.enqueue("q", 1)
+        wait.join(20)
+        assert wait.answer
+        assert wait.took < 5
+
+
+@pytest.fixture
+def own_server():
+    installed = servers.installations()
+    if not server_urls():
+        pytest.skip("requires_postgresql: none is to be had here")
+    server = servers.Server(*next(iter(installed.items())))
+    make_template(server.url())
+    yield server
+    server.stop()
+
+
+def test_a_loop_and_its_listener_survive_a_restart_of_the_database(own_server, caplog):
+    database = TestDatabase.postgresql(own_server.url())
+    with database.store(poll=60) as store, Store(database.engine()) as producer:
+        stop = StopToken()
+        ran = []
+        worker = threading.Thread(target=lambda: ran.extend((job.payload, job.ack()) for job in store.queue("q").jobs("w", stop)))
+        worker.start()
+        producer.enqueue("q", 1)
+        eventually(lambda: len(ran) == 1)
+        own_server.restart("immediate")
+        eventually(lambda: _enqueued(producer, 2))
+        eventually(lambda: len(ran) == 2, within=40)
+        time.sleep(0.5)
+        began = time.monotonic()
+        producer.enqueue("q", 3)
+        eventually(lambda: len(ran) == 3, within=40)
+        assert time.monotonic() - began < 20
+        stop.cancel()
+        worker.join(10)
+        assert not worker.is_alive()
+    database.drop()
+
+
+def _enqueued(store, payload):
+    from sqlalchemy.exc import DBAPIError
+
+    try:
+        return store.enqueue("q", payload)
+    except DBAPIError:
+        return None
+
+
+@pytest.mark.databases("postgresql-18")
+def test_a_store_that_never_waits_opens_no_listener(database):
+    threads = set(threading.enumerate())
+    with database.store() as store:
+        store.enqueue("q", 1)
+        store.queue("q").claim_one("w").ack()
+        assert set(threading.enumerate()) == threads
+
+
+def test_closing_the_store_ends_a_wait_and_the_thread(database):
+    with database.store(poll=60) as store:
+        stop = StopToken()
+        errors = []
+
+        def work():
+            try:
+                list(store.queue("q").jobs("w", stop))
+            except Exception as error:
+                errors.append(type(error).__name__)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        eventually(lambda: is_listening(store))
+        store.close()
+        worker.join(10)
+        assert errors == ["StoreClosed"]
+        assert not any(thread.name == "alkstore-wake" for thread in threading.enumerate())
+
+
+@pytest.mark.databases("postgresql-18")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_forgets_what_it_inherited_and_closes_nothing(database):
+    with database.store(poll=60) as store:
+        wait = waiting(store.queue("q"), 60)
+        eventually(lambda: is_listening(store))
+        time.sleep(0.2)
+
+        def child():
+            store.enqueue("other", 1)
+            assert store.queue("other").wait(30)
+            assert store.queue("other").claim_one("w").ack()
+            assert not store.queue("other").wait(0.1)
+            store.close()
+            os._exit(0)
+
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join(30)
+        assert process.exitcode == 0
+        store.enqueue("q", 1)
+        wait.join(20)
+        assert wait.answer
+        assert store.queue("q").claim_one("w").ack()
+
+
+@pytest.mark.databases("postgresql-18")
+def test_a_connection_on_which_nothing_comes_through_is_noticed_and_polled_around(database, caplog, monkeypatch):
+    from alkstore_sa import wake
+
+    monkeypatch.setattr(wake, "PROBE_ANSWER_SECONDS", 0.3)
+    identifier = sql.Identifier
+    monkeypatch.setattr(wake.sql, "Identifier", lambda name: identifier("elsewhere"))  # as a pooler in transaction mode would lose it
+    with database.store(poll=0.5) as store:
+        stop = StopToken()
+        ran = []
+        loop = threading.Thread(target=lambda: ran.extend(job.ack() for job in store.queue("q").jobs("w", stop)))
+        loop.start()
+        eventually(lambda: "by polling" in caplog.text)
+        store.enqueue("q", 1)
+        eventually(lambda: ran == [True])
+        stop.cancel()
+        loop.join(5)
+
+
+@pytest.mark.databases("sqlite", "postgresql-18")
+def test_a_draining_loop_promotes_within_a_second_and_seldom(database, monkeypatch):
+    from alkstore_sa.queues import Jobs
+
+    promotions = []
+    promote = Jobs.promote
+    monkeypatch.setattr(Jobs, "promote", lambda self, bind, queue: (promotions.append(time.monotonic()), promote(self, bind, queue))[1])
+    with database.store(poll=60) as store:
+        queue = store.queue("q")
+        urgent = queue.enqueue("urgent", priority=9, delay=0.5)
+        queue.enqueue_many(range(3_000))
+        stop = StopToken()
+        seen = {}
+        began = time.monotonic()
+        for job in queue.jobs("w", stop):
+            seen[job.id] = time.monotonic() - began
+            if job.id == urgent or seen[job.id] > 20:
+                stop.cancel()
+        assert 0.3 < seen[urgent] < 5
+        assert len(promotions) <= 2 + seen[urgent] / 0.25
+        assert len(seen) > 2 * len(promotions)
