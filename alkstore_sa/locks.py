@@ -146,7 +146,8 @@ class Locks:
             _released_quietly(lease)
             raise
         _end(keeper, stop)
-        if not (lease.released or lease.release()):
+        released = lease.released or lease.release()
+        if lease.lost.is_set() or not released:
             raise LeaseLost(f"lock {name!r} was lost before its body ended: somebody else may have had it meanwhile")
 
 

@@ -206,19 +206,21 @@ def empty_postgresql(server_url):
 def shape(database, schema=None):
     """Everything that the database says about our tables: columns, constraints and indexes, without the schema's name."""
     if database.kind == "sqlite":
-        rows = database.sql("SELECT name, sql FROM sqlite_master WHERE tbl_name IN ('alkstore_job', 'alkstore_dead') ORDER BY name")
+        rows = database.sql(
+            "SELECT name, sql FROM sqlite_master WHERE tbl_name IN ('alkstore_job', 'alkstore_dead', 'alkstore_lock', 'alkstore_schedule', 'alkstore_fire') ORDER BY name"
+        )
         return {name: re.sub(r'[\s"]+', " ", sql or "").strip().replace("( ", "(").replace(" )", ")") for name, sql in rows}
     place = "current_schema()" if schema is None else f"'{schema}'"
     columns = database.sql(
         "SELECT table_name, ordinal_position, column_name, data_type, is_nullable, column_default, is_identity, identity_generation"
-        f" FROM information_schema.columns WHERE table_schema = {place} AND table_name IN ('alkstore_job', 'alkstore_dead')"
+        f" FROM information_schema.columns WHERE table_schema = {place} AND table_name IN ('alkstore_job', 'alkstore_dead', 'alkstore_lock', 'alkstore_schedule', 'alkstore_fire')"
     )
     constraints = database.sql(
         "SELECT conname, pg_get_constraintdef(c.oid) FROM pg_constraint c JOIN pg_class t ON t.oid = conrelid"
-        f" WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = {place}) AND relname IN ('alkstore_job', 'alkstore_dead')"
+        f" WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = {place}) AND relname IN ('alkstore_job', 'alkstore_dead', 'alkstore_lock', 'alkstore_schedule', 'alkstore_fire')"
     )
     indexes = database.sql(
-        f"SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = {place} AND tablename IN ('alkstore_job', 'alkstore_dead')"
+        f"SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = {place} AND tablename IN ('alkstore_job', 'alkstore_dead', 'alkstore_lock', 'alkstore_schedule', 'alkstore_fire')"
     )
     told = {f"{row[0]}.{row[2]}": str(tuple(row)) for row in columns} | dict(map(tuple, constraints))
     return told | {name: re.sub(r' ON (\w+|"[^"]+")\.', " ON ", definition) for name, definition in indexes}
