@@ -49,7 +49,8 @@ BOTH_BACKENDS = ("sqlite", "postgresql-18")
 
 
 def pytest_generate_tests(metafunc):
-    if "database" in metafunc.fixturenames:
+    given = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "database" in metafunc.fixturenames and not any("database" in names for names in given):
         marker = metafunc.definition.get_closest_marker("databases")
         names = marker.args if marker else BOTH_BACKENDS
         if "caller" in metafunc.fixturenames and marker is None:

@@ -8,7 +8,7 @@ import sys
 import time
 from datetime import timedelta
 
-from sqlalchemy import make_url
+from sqlalchemy import make_url, text
 
 SECOND = timedelta(seconds=1)
 AFAR = 10**15  # microseconds
@@ -42,11 +42,12 @@ def next_fire_at(database, name):
 def age(database, seconds, tables=INSTANTS):
     """Let so many seconds pass, by shifting every stored instant into the past."""
     passed = round(seconds * 1_000_000)
-    for table in tables:
-        for column in INSTANTS[table]:
-            for shift in (passed + AFAR, -AFAR) if column == "boundary" else (passed,):  # a key: it must not meet another row's on its way
-                past = f"{column} - ({shift})" + ("" if database.kind == "sqlite" else " * INTERVAL '1 microsecond'")
-                database.sql(f"UPDATE {table} SET {column} = {past} WHERE {column} IS NOT NULL")
+    unit = "" if database.kind == "sqlite" else " * INTERVAL '1 microsecond'"
+    with database.observer.connect() as connection:
+        for table in tables:
+            for column in INSTANTS[table]:
+                for shift in (passed + AFAR, -AFAR) if column == "boundary" else (passed,):  # a key must not meet another row's on its way
+                    connection.execute(text(f"UPDATE {table} SET {column} = {column} - ({shift}){unit} WHERE {column} IS NOT NULL"))
 
 
 def jobs_of(store, name):

@@ -19,7 +19,6 @@ def run_out(database, name):
     database.sql(f"UPDATE alkstore_lock SET expires_at = {database.now(-0.001)} WHERE name = :name", name=name)
 
 
-@everywhere
 def test_c12_leases_belong_to_a_token(store):
     a = store.try_lock("nightly", 2)
     time.sleep(3)
@@ -147,7 +146,7 @@ def test_a_lapsed_lease_is_not_renewed_or_released_even_if_nobody_took_it(databa
     assert store.locks() == []
 
 
-@pytest.mark.databases("postgresql-18", "postgresql-15")
+@pytest.mark.databases("postgresql-18")
 @pytest.mark.parametrize("held", [False, True], ids=["free", "held until the wait ends"])
 def test_a_lease_acquired_after_a_wait_for_the_row_has_its_full_time_and_a_higher_token(database, store, held):
     """The instants and the token come from after the wait for the row, not from when the statement was sent."""

@@ -1,5 +1,6 @@
 """The loops that run the scheduler, in threads and in real processes that are killed, stopped and told wrong times."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -12,7 +13,7 @@ from datetime import timedelta
 
 import pytest
 import servers
-from conftest import EVERY_DATABASE
+from conftest import EVERY_DATABASE, server_urls
 from databases import TestDatabase, make_template
 from scheduling import SECOND, RunnerProcess, age, assert_once, jobs_of, leader_of, make_due, next_fire_at, wait_until
 
@@ -99,22 +100,37 @@ def test_of_two_runners_one_fires_each_boundary_and_the_other_is_refused(databas
     assert_once(store, "s", SECOND)
 
 
+@pytest.fixture
+def both(tmp_path):
+    """A database of each kind at once, for a test that waits for long."""
+    made = [TestDatabase.sqlite(tmp_path / "both.db"), *(TestDatabase.postgresql(url) for url in list(server_urls().values())[:1])]
+    yield made
+    for database in made:
+        database.drop()
+
+
 @pytest.mark.timeout(120)
-def test_renewals_in_the_sleep_hold_the_lease_to_a_boundary_forty_seconds_ahead(database, store):
+def test_renewals_in_the_sleep_hold_the_lease_to_a_boundary_forty_seconds_ahead(both):
     """The time to live is 10 s: without them the leader's own sleep would lose the lease. Another one stands by all the while."""
-    store.schedule("s", "@every 40s", "q")
-    with Loop(store.run_schedules) as loop:
-        (lease,) = wait_until(lambda: leads(store))
-        with database.store() as other, Loop(other.serve_schedules):
-            end = time.monotonic() + 38
-            while time.monotonic() < end:
-                assert [(now.owner, now.token) for now in leads(store)] == [(lease.owner, lease.token)]
-                time.sleep(1)
-            wait_until(lambda: database.count() == 1, 15)
-            assert [now.token for now in leads(store)] == [lease.token]
-        assert loop.ended is None
-    (fire,) = store.schedule_history("s")
-    assert fire.fired_at - fire.boundary < timedelta(seconds=2)
+    with contextlib.ExitStack() as opened:
+        watched = []
+        for database in both:
+            store, other = (opened.enter_context(database.store()) for _ in range(2))
+            store.schedule("s", "@every 40s", "q")
+            loop = opened.enter_context(Loop(store.run_schedules))
+            (lease,) = wait_until(lambda store=store: leads(store))
+            opened.enter_context(Loop(other.serve_schedules))
+            watched.append((database, store, loop, lease.token))
+        end = time.monotonic() + 38
+        while time.monotonic() < end:
+            assert all([now.token for now in leads(store)] == [token] for _, store, _, token in watched)
+            time.sleep(1)
+        for database, store, loop, token in watched:
+            wait_until(lambda database=database: database.count() == 1, 15)
+            assert [now.token for now in leads(store)] == [token]
+            assert loop.ended is None
+            (fire,) = store.schedule_history("s")
+            assert fire.fired_at - fire.boundary < timedelta(seconds=2)
 
 
 @everywhere
@@ -240,8 +256,9 @@ def disturb(database, store, runners, rounds, *, kill_first=True):
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize(("database", "count"), [("sqlite", 2), ("postgresql-18", 5)], indirect=["database"])
 def test_every_boundary_fires_once_while_leaders_are_killed_and_stopped(database, store, runners, count):
+    """The other pairs of a database and a number of runners have their turn in the long form."""
     store.schedule("s", "@every 1s", "q")
     runners += [RunnerProcess(database) for _ in range(count)]
     disturb(database, store, runners, 2, kill_first=count == 2)
