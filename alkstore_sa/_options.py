@@ -17,6 +17,8 @@ from alkstore_sa.errors import InvalidOption
 Duration: TypeAlias = timedelta | int | float  # a number is of seconds
 
 LONGEST_DURATION: Final = timedelta(days=36_500)
+_EARLIEST: Final = datetime(1, 1, 4, tzinfo=UTC)
+_LATEST: Final = datetime(9999, 12, 28, tzinfo=UTC)
 MOST_ATTEMPTS: Final = 32_767
 PRIORITIES: Final = range(-32_768, 32_768)
 MOST_HEADER_BYTES: Final = 8 * 1024
@@ -145,10 +147,9 @@ def utc_instant(option: str, value: datetime) -> datetime:
     """Return the aware instant `value` in UTC; raises `InvalidOption` where it is naive or out of range."""
     if not isinstance(value, datetime) or value.utcoffset() is None:
         raise InvalidOption(f"{option} {value!r} is no aware datetime: say which time zone it is in")
-    try:
-        return value.astimezone(UTC)
-    except OverflowError as error:
-        raise InvalidOption(f"{option} {value!r} is out of range") from error
+    if not _EARLIEST <= value <= _LATEST:
+        raise InvalidOption(f"{option} {value!r} is out of range: no time zone may carry it past year 1 or 9999")
+    return value.astimezone(UTC)
 
 
 def header_text(headers: Mapping[str, str] | None) -> str | None:

@@ -8,7 +8,7 @@ import math
 from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
 from alkstore_sa._names import is_storable_text
-from alkstore_sa.errors import InvalidPayload
+from alkstore_sa.errors import InvalidPayload, error_text
 
 Payload: TypeAlias = Any  # whatever the store's codec can encode
 
@@ -82,7 +82,7 @@ def decoded(codec: Codec, text: str) -> Payload:
     except InvalidPayload:
         raise
     except Exception as error:
-        raise InvalidPayload(f"stored payload cannot be decoded: {type(error).__name__}: {error}") from error
+        raise InvalidPayload(f"stored payload cannot be decoded: {type(error).__name__}: {error_text(error)}") from error
 
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))

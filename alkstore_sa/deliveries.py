@@ -95,16 +95,27 @@ def deliver(job: JobHandle, delivery: Delivery) -> None:
     try:
         _call(delivery, job)
     except Exception as error:  # noqa: BLE001 - the delivery's failure, whatever it is, becomes the message's
-        stands = job.settled or job.retry(error)
+        stands = _retry(job, error)
         log.info("delivery of message %s failed: %s", job.id, type(error).__name__, extra={"job_id": job.id, "queue": job.queue})
     except BaseException:
         if not job.settled:
-            job.release()
+            try:
+                job.release()
+            except Exception as error:  # noqa: BLE001 - nothing may keep an interrupt from propagating; the claim lapses by itself
+                log.warning("message %s could not be given back: %s", job.id, type(error).__name__, extra={"job_id": job.id})
         raise
     else:
         stands = job.settled or job.ack()
     if not stands:
         log.warning("the claim of message %s was lost while it was delivered", job.id, extra={"job_id": job.id, "queue": job.queue})
+
+
+def _retry(job: JobHandle, error: Exception) -> bool:
+    """Retry the message, also where an `ack_tx` of it was rolled back with the error; tell whether this claim settled it.
+
+    Where the delivery left the transaction of its `ack_tx` open, that one decides: a retry would wait for it, perhaps for ever.
+    """
+    return job.is_pending or job.retry(error) or job.settled
 
 
 def _call(delivery: Delivery, job: JobHandle) -> None:
@@ -115,6 +126,8 @@ def _call(delivery: Delivery, job: JobHandle) -> None:
 
 
 def _refuse_async(delivery: Delivery) -> None:
+    if not callable(delivery):
+        raise TypeError(f"{delivery!r} is no callable")
     for function in (delivery, getattr(delivery, "__call__", None)):  # noqa: B004 - an object may be callable by a coroutine method
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
             raise TypeError(f"{delivery!r} would not run when it is called: a delivery is a plain function")

@@ -9,12 +9,13 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlalchemy.pool import AssertionPool, ConnectionPoolEntry, QueuePool, StaticPool
 from sqlalchemy.sql.expression import Executable
 
 from alkstore_sa.errors import InvalidOption, SchemaMissing, SchemaOutdated, StoreClosed
@@ -27,7 +28,9 @@ S = TypeVar("S", bound=Executable)
 
 SUPPORTED: Final = "postgresql+psycopg:// or sqlite:///"
 
+_STRICTER: Final = "alkstore_stricter"  # the server's default isolation is not READ COMMITTED, so that autocommit is no option
 _BEGIN: Final = {"postgresql": "BEGIN ISOLATION LEVEL READ COMMITTED", "sqlite": "BEGIN IMMEDIATE"}
+_KEPT_CONNECTIONS: Final = 5  # that the twin keeps open
 _LONGEST_IDENTIFIER: Final = 63  # bytes; PostgreSQL cuts off what is longer, in names and in channels
 
 
@@ -65,16 +68,16 @@ class Database:
         what can hold a transaction up: each of its statements on PostgreSQL, the wait for the other writers on SQLite.
         """
         with translated(self.schema), self._connected() as connection:
-            if single:
+            if single and not connection.info.get(_STRICTER):
                 yield connection
                 return
             connection.execution_options(**{BEGUN: True})
-            self._retrying(lambda: connection.exec_driver_sql(_BEGIN[self.dialect]), LONGEST_BUSY if limit is None else limit)
             try:
+                self._retrying(lambda: connection.exec_driver_sql(_BEGIN[self.dialect]), LONGEST_BUSY if limit is None else limit)
                 if limit is not None and self.dialect == "postgresql":
                     connection.execute(select(func.set_config("statement_timeout", str(round(limit * 1000)), True)))
                 yield connection
-                connection.exec_driver_sql("COMMIT")
+                self._retrying(lambda: connection.exec_driver_sql("COMMIT"))  # readers may hold up a commit where SQLite has no WAL
             except BaseException:
                 _roll_back(connection)
                 raise
@@ -84,6 +87,10 @@ class Database:
         with self._open_twin().connect() as connection:
             try:
                 yield connection
+            except DBAPIError as error:
+                if is_read_only(error) and not connection.invalidated:
+                    connection.invalidate()  # a server that is no primary any more: the next connection may find the one that is
+                raise
             finally:
                 if self._closed and not connection.invalidated:
                     connection.detach()  # closed meanwhile: there is no pool to go back to, so end the connection
@@ -150,6 +157,8 @@ class Database:
         twin = self._twin
         if twin is not None and self._pid == os.getpid():
             return twin
+        if self._pid != os.getpid():
+            self._lock = threading.Lock()  # another thread of the parent may have held it when this child was forked
         with self._lock:
             if self._pid != os.getpid():  # a forked child forgets its parent's connections and never closes them
                 self._pid, self._twin = os.getpid(), None
@@ -225,17 +234,47 @@ def _refuse_in_memory(url: URL) -> None:
 
 
 def _twin(engine: Engine) -> Engine:
-    twin = create_engine(engine.url, pool=engine.pool.recreate(), isolation_level="AUTOCOMMIT")
-    if engine.dialect.name == "sqlite":
-
-        @event.listens_for(twin, "connect")
-        def _(connection: Any, _entry: Any) -> None:
-            take_over_transactions(connection)
-            cursor = connection.cursor()
-            cursor.execute("PRAGMA busy_timeout = 1000")  # short, so that a signal is heard; `_retrying` goes on from there
-            cursor.close()
-
+    pool = engine.pool.recreate()
+    if isinstance(pool, (StaticPool, AssertionPool)):
+        raise InvalidOption(f"{type(pool).__name__} gives all threads one connection, but a store needs one for each of its transactions")
+    if isinstance(pool, QueuePool):
+        pool = _small(pool)
+    # what a listener of the application's left open on its new connection is ended before autocommit is asked for
+    event.listen(pool, "connect", lambda connection, _entry: connection.commit())
+    twin = create_engine(engine.url, pool=pool, isolation_level="AUTOCOMMIT", hide_parameters=True, echo=engine.echo)
+    event.listen(twin, "connect", _take_over_sqlite if engine.dialect.name == "sqlite" else _note_isolation)
     return twin
+
+
+def _small(pool: QueuePool) -> QueuePool:
+    """Make a pool that lends as many connections as the application's, but keeps few of them when they come back."""
+    kept = min(_KEPT_CONNECTIONS, pool.size()) or _KEPT_CONNECTIONS
+    most = pool.size() + pool._max_overflow if pool.size() and pool._max_overflow >= 0 else -1  # noqa: SLF001 - a pool's recipe has no public names
+    return type(pool)(
+        pool._creator,  # noqa: SLF001
+        pool_size=kept,
+        max_overflow=most - kept if most >= 0 else -1,
+        timeout=pool._timeout,  # noqa: SLF001
+        recycle=pool._recycle,  # noqa: SLF001
+        pre_ping=pool._pre_ping,  # noqa: SLF001
+        use_lifo=True,
+        dialect=pool._dialect,  # noqa: SLF001
+        _dispatch=pool.dispatch,
+    )
+
+
+def _take_over_sqlite(connection: Any, _entry: Any) -> None:
+    take_over_transactions(connection)
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA busy_timeout = 1000")  # short, so that a signal is heard; `_retrying` goes on from there
+    cursor.close()
+
+
+def _note_isolation(connection: Any, entry: ConnectionPoolEntry) -> None:
+    cursor = connection.cursor()
+    cursor.execute("SHOW default_transaction_isolation")
+    entry.info[_STRICTER] = cursor.fetchone()[0] != "read committed"
+    cursor.close()
 
 
 def _channel(schema: str | None) -> str:
@@ -244,15 +283,23 @@ def _channel(schema: str | None) -> str:
 
 
 def _roll_back(connection: Connection) -> None:
-    with suppress(DBAPIError):
-        connection.exec_driver_sql("ROLLBACK")
+    """Roll back, or end a connection that cannot; what went wrong before must not be hidden by what goes wrong here."""
+    if connection.invalidated or connection.closed:
         return
-    connection.invalidate()
+    try:
+        connection.exec_driver_sql("ROLLBACK")
+    except Exception:  # noqa: BLE001 - see above
+        connection.invalidate()
 
 
 def upgrade_hint(schema: str | None) -> str:
     """Name the command that makes or upgrades the tables in `schema`."""
     return "run `alkstore upgrade`" if schema is None else f"run `alkstore upgrade --schema {shlex.quote(schema)}`"
+
+
+def is_read_only(error: DBAPIError) -> bool:
+    """Tell whether the server refused to write because it is a standby, or set so."""
+    return getattr(error.orig, "sqlstate", None) == "25006"
 
 
 @contextmanager

@@ -81,14 +81,12 @@ def error_text(error: str | BaseException) -> str:
     A `str` is taken as it is, an exception by its text, or by its type where it has none or its `str()` raises.
     NUL and lone surrogates become U+FFFD. What is too long keeps its first line and its tail.
     """
-    if isinstance(error, BaseException):
-        try:
-            text = str(error)
-        except Exception:  # noqa: BLE001 - the failure being recorded must not fail the recording
-            text = ""
+    try:
+        text = str.__str__(error if isinstance(error, str) else str(error))  # a plain str, whatever a subclass makes of its methods
+    except Exception:  # noqa: BLE001 - the failure being recorded must not fail the recording
+        text = ""
+    if not isinstance(error, str):
         text = text or type(error).__name__
-    else:
-        text = error
     return _shortened(text.replace("\x00", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 

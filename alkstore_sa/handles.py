@@ -15,11 +15,11 @@ from alkstore_sa._backoff import backoff
 from alkstore_sa._names import checked_name
 from alkstore_sa._options import Duration, EnqueueOptions, Stamps, not_negative, placement, positive, whole
 from alkstore_sa._payload import Payload, decoded, encoded
-from alkstore_sa.errors import ClaimLost, error_text
+from alkstore_sa.errors import ClaimLost, InvalidOption, error_text
 from alkstore_sa.patience import Patience, Promotion
 from alkstore_sa.queues import MOVED_AT_ONCE, Jobs, chunked
 from alkstore_sa.records import Job, headers_from_text
-from alkstore_sa.seam import Tx
+from alkstore_sa.seam import Tx, is_open
 from alkstore_sa.statements.jobs import delete_held
 from alkstore_sa.stop import StopToken
 from alkstore_sa.wake import Bell, Waiter
@@ -42,6 +42,7 @@ class JobHandle:
         "_headers",
         "_jobs",
         "_text",
+        "_tx",
         "attempts",
         "claim_expires_at",
         "enqueued_at",
@@ -79,6 +80,7 @@ class JobHandle:
         self.last_error: str | None = row.last_error
         self.lost = threading.Event()
         self.settled: bool = False
+        self._tx: Tx | None = None
 
     def __repr__(self) -> str:
         return f"<JobHandle id={self.id} fence={self.fence} queue={self.queue!r} attempts={self.attempts}/{self.max_attempts}>"
@@ -101,13 +103,15 @@ class JobHandle:
         """Delete the job inside the caller's transaction, so that its writes and the ack commit together or not at all.
 
         The transaction must be on the store's own database and should begin after the claim: under REPEATABLE READ or SERIALIZABLE an
-        older snapshot does not see the claim. After a rollback the claim is as it was, though this handle counts as settled.
+        older snapshot does not see the claim, or the database refuses with a serialization failure. After a rollback the claim is as it
+        was, though this handle counts as settled.
 
         Raises:
             ClaimLost: the claim is gone, so the caller's writes must be rolled back.
             InvalidOption, TypeError: the transaction is not one that can carry the ack.
         """
         clause = self._jobs.database.statement(delete_held)
+        self._tx = tx
         if not self._settled(self._jobs.database.join(tx, self._jobs.ack, clause, self.id, self.fence)):
             raise ClaimLost(f"job {self.id} is no longer held under fence {self.fence}: roll back what was done for it")
 
@@ -148,6 +152,19 @@ class JobHandle:
     def _settled(self, stands: bool) -> bool:
         self.settled = self.settled or stands
         return self._told(stands)
+
+    def told(self, acked: bool) -> None:
+        """Note what became of this claim where many were acked at once."""
+        self._settled(acked)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether an `ack_tx` of this claim stands in a transaction of the caller's that is still open."""
+        return self._tx is not None and is_open(self._tx)
+
+    def is_of(self, jobs: Jobs) -> bool:
+        """Tell whether this is a claim in the database that `jobs` speaks to."""
+        return self._jobs is jobs
 
 
 class Queue:
@@ -231,11 +248,11 @@ class Queue:
         handles = list(jobs)
         if not handles:
             return 0
-        claims = [(handle.id, handle.fence) for handle in handles]
-        acked = set(self._jobs.database.run_single(self._jobs.ack_many, claims))
+        if not all(handle.is_of(self._jobs) for handle in handles):
+            raise InvalidOption("a handle of another store is among these: its id and fence mean nothing here")
+        acked = set(self._jobs.database.run_single(self._jobs.ack_many, [(handle.id, handle.fence) for handle in handles]))
         for handle in handles:
-            if handle.id not in acked:
-                handle.lost.set()
+            handle.told((handle.id, handle.fence) in acked)
         return len(acked)
 
     def wait(self, timeout: Duration) -> bool:

@@ -12,6 +12,7 @@ from typing import Final
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from alkstore_sa.engines import is_read_only
 from alkstore_sa.stop import StopToken
 
 log: Final = logging.getLogger(__name__)
@@ -38,7 +39,9 @@ class Patience:
         """Do one round of the loop; an error of the connection or the server ends the round with a pause, any other one passes."""
         try:
             yield
-        except (OperationalError, InterfaceError, PoolTimeout) as error:
+        except (DBAPIError, PoolTimeout) as error:
+            if not isinstance(error, (OperationalError, InterfaceError, PoolTimeout)) and not is_read_only(error):
+                raise
             self.outlast(error)
         else:
             self.recover()
@@ -58,6 +61,8 @@ class Patience:
 def is_away(error: DBAPIError) -> bool:
     """Tell whether the connection, the server or the file is to blame rather than the statement or what it met."""
     if error.connection_invalidated or isinstance(error, InterfaceError):
+        return True
+    if is_read_only(error):
         return True
     state = getattr(error.orig, "sqlstate", None)
     if state is None:  # SQLite, or no connection at all

@@ -87,11 +87,11 @@ class Jobs:
         """Delete the job if this claim still stands."""
         return _answered(bind, self.database.statement(job_statements.delete_held), job_id=job_id, job_fence=fence)
 
-    def ack_many(self, bind: Bind, claims: Sequence[tuple[int, int]]) -> list[int]:
-        """Delete the jobs of those (id, fence) pairs that still stand; return their ids."""
+    def ack_many(self, bind: Bind, claims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Delete the jobs of those (id, fence) pairs that still stand; return their pairs."""
         ordered = sorted(claims)
         values = {"job_ids": [job_id for job_id, _ in ordered], "job_fences": [fence for _, fence in ordered]}
-        return [row[0] for row in bind.execute(self.database.statement(job_statements.delete_held_many), values)]
+        return [(row.id, row.fence) for row in bind.execute(self.database.statement(job_statements.delete_held_many), values)]
 
     def heartbeat(self, bind: Bind, job_id: int, fence: int, ttl: timedelta | None) -> datetime | None:
         """Move the claim's end to `ttl` from now (default: the row's own visibility timeout) and return it; None: the claim is gone."""

@@ -48,13 +48,19 @@ def joined(tx: Tx, dialect: str, statement: Executable) -> Bind:
     connection = _connection(tx, statement)
     if connection.dialect.name != dialect:
         raise InvalidOption(f"this transaction is on {connection.dialect.name}, but the store is on {dialect}")
-    if not connection.in_transaction():
-        connection.begin()
-    if dialect == "sqlite":
-        _refuse_unsound_sqlite(connection)
-    elif _is_autocommit(connection):
-        raise InvalidOption("this connection is in autocommit: a rollback would keep the job; use the verb without _tx, or a transaction")
+    begun = None if connection.in_transaction() else connection.begin()
+    try:
+        (_refuse_unsound_sqlite if dialect == "sqlite" else _refuse_autocommit)(connection)
+    except InvalidOption:
+        if begun is not None:
+            begun.rollback()
+        raise
     return _Untranslated(tx) if _has_map(connection) or (isinstance(tx, Session) and _has_map_of_its_own(tx)) else tx
+
+
+def is_open(tx: Tx) -> bool:
+    """Tell whether the caller's transaction is still open."""
+    return (tx() if isinstance(tx, scoped_session) else tx).in_transaction()
 
 
 def _has_map(connection: Connection) -> bool:
@@ -76,11 +82,11 @@ def _connection(tx: Tx, statement: Executable) -> Connection:
     raise TypeError(f"{kind.__name__} is no Session, scoped_session or Connection of SQLAlchemy")
 
 
-def _is_autocommit(connection: Connection) -> bool:
+def _refuse_autocommit(connection: Connection) -> None:
     options = connection.get_execution_options()
-    if options.get("isolation_level") == "AUTOCOMMIT":
-        return True
-    return not options.get(BEGUN) and bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
+    by_driver = not options.get(BEGUN) and bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
+    if options.get("isolation_level") == "AUTOCOMMIT" or by_driver:
+        raise InvalidOption("this connection is in autocommit: a rollback would keep the job; use the verb without _tx, or a transaction")
 
 
 def _refuse_unsound_sqlite(connection: Connection) -> None:

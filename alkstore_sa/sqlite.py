@@ -9,6 +9,7 @@ import time
 from typing import Any, Final, Literal
 
 from sqlalchemy import URL, Connection, Engine, event
+from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -35,6 +36,8 @@ def prepare_sqlite(
     Raises:
         InvalidOption: the engine is not for SQLite, or an option is none of those named.
     """
+    if isinstance(engine, OptionEngine):
+        raise InvalidOption("this engine came from execution_options(): prepare the engine that it was made from")
     if engine.dialect.name != "sqlite":
         raise InvalidOption(f"prepare_sqlite takes an engine for sqlite, not for {engine.dialect.name}")
     for option, value, allowed in (("begin", begin, ("IMMEDIATE", "DEFERRED")), ("synchronous", synchronous, ("NORMAL", "FULL"))):
@@ -54,6 +57,7 @@ def prepare_sqlite(
         cursor.close()
 
     def send_begin(connection: Connection) -> None:
+        take_over_transactions(connection.connection.dbapi_connection)  # an AUTOCOMMIT option before may have left the driver's own way
         options = connection.get_execution_options()
         of_engine = getattr(connection.dialect, "_on_connect_isolation_level", None)
         if options.get("isolation_level", of_engine) != "AUTOCOMMIT":

@@ -8,7 +8,7 @@ from typing import Final, Self, Unpack
 from sqlalchemy import URL, Connection, Engine
 
 from alkstore_sa._cadence import parsed_interval
-from alkstore_sa._names import checked_name
+from alkstore_sa._names import checked_name, storable_name
 from alkstore_sa._options import OUTBOX, PLAIN, Duration, EnqueueOptions, Stamps, not_negative, placement, positive, whole
 from alkstore_sa._payload import Codec, JsonCodec, Payload, encoded
 from alkstore_sa.deliveries import Outbox
@@ -125,6 +125,8 @@ class Store:
         except ValueError as error:
             raise InvalidOption(f"state {state!r} is none of {', '.join(JobState)}") from error
         start = None if after is None else checked_id("after", after)
+        queue = None if queue is None else storable_name("queue", queue)
+        task = None if task is None else storable_name("task", task)
         return self._database.run_single(self._jobs.page, queue, shown, task, whole("limit", limit, 1, MOST_ROWS), start)
 
     def cancel(self, job_id: int) -> bool:

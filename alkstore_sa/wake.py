@@ -20,7 +20,6 @@ from uuid import uuid4
 import psycopg
 from psycopg import sql
 from sqlalchemy import Connection
-from sqlalchemy.exc import SQLAlchemyError
 
 from alkstore_sa.engines import Database
 from alkstore_sa.errors import StoreClosed
@@ -117,7 +116,7 @@ class Bell:
                         return
             except StoreClosed:
                 return
-            except (SQLAlchemyError, psycopg.Error, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever ends it, the listener comes back
                 failures = 1 if self._hearing else failures + 1
                 self._hearing = False
                 level = logging.WARNING if failures == 1 else logging.DEBUG  # a pooler without LISTEN fails for ever: say it once

@@ -82,6 +82,10 @@ class TestDatabase:
             self._observer = self.engine(isolation_level="AUTOCOMMIT", prepared=False, poolclass=NullPool)
         return self._observer
 
+    @property
+    def name(self):
+        return make_url(self.url).database
+
     def keep_observing(self):
         """Keep the independent connection open between statements, for tests that send thousands."""
         self._observer = self.engine(isolation_level="AUTOCOMMIT", prepared=False)

@@ -143,7 +143,7 @@ def insert_fired(waking: bool) -> Insert:
 
 
 def promote_jobs() -> Update:
-    """Make ready what is due or lapsed in a queue, at most a batch of each."""
+    """Make ready what is due or lapsed in a queue and may run again, at most a batch of each; the rest is left to be buried."""
     return (
         update(jobs)
         .where(or_(in_picked(jobs.c.id, _overdue(DELAYED, "run_at")), in_picked(jobs.c.id, _overdue(CLAIMED, "claim_expires_at"))))
@@ -156,7 +156,7 @@ def _overdue(state: ColumnElement[str], deadline: str) -> Select[Any]:
     due = jobs.alias("due")
     return (
         select(due.c.id)
-        .where(due.c.queue == _QUEUE, due.c.state == state, due.c[deadline] <= statement_now())
+        .where(due.c.queue == _QUEUE, due.c.state == state, due.c[deadline] <= statement_now(), due.c.attempts < due.c.max_attempts)
         .order_by(due.c[deadline])
         .limit(_LIMIT)
         .with_for_update(skip_locked=True)
@@ -204,7 +204,7 @@ def delete_held_many() -> Executable:
     )
     held = jobs.alias("held")
     picked = select(held.c.id).select_from(_joined(held, pair)).where(held.c.state == CLAIMED).order_by(held.c.id).with_for_update(of=held)
-    return delete(jobs).where(in_picked(jobs.c.id, picked)).returning(jobs.c.id)
+    return delete(jobs).where(in_picked(jobs.c.id, picked)).returning(jobs.c.id, jobs.c.fence)
 
 
 def _joined(held: FromClause, pair: FromClause) -> FromClause:
