@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from alkstore_sa import migrate
 from alkstore_sa.engines import engine_for, refuse_unsupported
-from alkstore_sa.errors import AlkstoreError
+from alkstore_sa.errors import AlkstoreError, SchemaMissing
 from alkstore_sa.stop import StopToken
 from alkstore_sa.store import Store
 
@@ -32,6 +32,7 @@ Another Alembic history lives in this database ({others}). Its autogenerate woul
 
 See docs/how-to/alembic.md."""
 DEMO_MESSAGES: Final = 200
+SCHEMA_MISSING: Final = 3  # the exit code of a worker whose tables are not there
 
 
 class _Failing(click.Group):
@@ -176,6 +177,48 @@ def demo(ctx: click.Context, url: str | None, path: Path | None, jobs: int | Non
         outcome = trial.run(engine, used, seed=seed, keep=url is None, console=console)
     report.show(outcome, console)
     ctx.exit(1 if outcome.findings() else 0)
+
+
+def _worker_options(command: Any) -> Any:
+    for option in reversed(
+        (
+            click.option("--app", envvar="ALKSTORE_APP", show_envvar=True, required=True, help="A bound Tasks, as module:attribute."),
+            click.option("--queue", "queues", multiple=True, help="A queue to serve; by default those of the registered tasks."),
+            click.option("--outbox", "outboxes", multiple=True, help="An outbox to deliver."),
+            click.option("--concurrency", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Jobs that run at once."),
+            click.option("--grace", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds for what runs at a stop."),
+            click.option("--max-jobs", type=click.IntRange(1), help="Leave after so many jobs."),
+            click.option("--migrate", "upgrade", is_flag=True, help="Make or upgrade the tables first."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def _serve(app: str, *, everything: bool, **options: Any) -> None:
+    from alkstore_sa.service import load_app, serve  # noqa: PLC0415 - the other commands do without a worker
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        code = serve(load_app(app), everything=everything, **options)
+    except SchemaMissing as error:
+        click.echo(f"Error: {error}", err=True)
+        code = SCHEMA_MISSING
+    sys.exit(code)
+
+
+@main.command()
+@_worker_options
+def worker(app: str, **options: Any) -> None:
+    """Run jobs until SIGTERM or SIGINT; exits 3 where the tables are missing."""
+    _serve(app, everything=False, **options)
+
+
+@main.command()
+@_worker_options
+def run(app: str, **options: Any) -> None:
+    """Run jobs, deliver outboxes and serve schedules in one process, as `worker` does."""
+    _serve(app, everything=True, **options)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, ColumnElement, DateTime, Dialect, Select, Text, TypeDecorator
+from sqlalchemy import BigInteger, ColumnElement, DateTime, Dialect, Select, Text, TypeDecorator, type_coerce
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -58,6 +58,22 @@ class Span(TypeDecorator[timedelta]):
     def process_result_value(self, value: int | None, dialect: Dialect) -> timedelta | None:
         """Give the length of `value` microseconds."""
         return None if value is None else timedelta(microseconds=value)
+
+
+RAW_INSTANT: Final = DateTime(timezone=True).with_variant(BigInteger(), "sqlite")
+RAW_SPAN: Final = BigInteger()
+
+
+def raw(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    """Read a column as the driver gives it: a claim brings many instants, of which few are ever looked at; `instant` makes them good."""
+    if isinstance(column.type, UtcInstant):
+        return type_coerce(column, RAW_INSTANT)
+    return type_coerce(column, RAW_SPAN) if isinstance(column.type, Span) else column
+
+
+def instant(value: Any) -> datetime:
+    """Give the aware UTC instant for one that was read raw."""
+    return _EPOCH + timedelta(microseconds=value) if isinstance(value, int) else value.astimezone(UTC)
 
 
 class Integers(TypeDecorator[Sequence[int]]):

@@ -6,15 +6,17 @@ recipe, whose connections are in autocommit and on which our own transactions ar
 
 import os
 import shlex
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from hashlib import blake2b
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import AssertionPool, ConnectionPoolEntry, QueuePool, StaticPool
 from sqlalchemy.sql.expression import Executable
 
@@ -32,6 +34,7 @@ _STRICTER: Final = "alkstore_stricter"  # the server's default isolation is not 
 _BEGIN: Final = {"postgresql": "BEGIN ISOLATION LEVEL READ COMMITTED", "sqlite": "BEGIN IMMEDIATE"}
 _KEPT_CONNECTIONS: Final = 5  # that the twin keeps open
 _LONGEST_IDENTIFIER: Final = 63  # bytes; PostgreSQL cuts off what is longer, in names and in channels
+_LENT: Final[ContextVar["Database | None"]] = ContextVar("alkstore_lent", default=None)
 
 
 class Database:
@@ -66,21 +69,32 @@ class Database:
 
         Leaving commits, an exception rolls back. The wait for SQLite's other writers is bounded by 30 s. `limit` bounds, in seconds,
         what can hold a transaction up: each of its statements on PostgreSQL, the wait for the other writers on SQLite.
+
+        Raises:
+            InvalidOption: inside a handler whose Session holds SQLite's write lock, for which this would wait for ever.
         """
+        if _LENT.get() is self:
+            raise InvalidOption("this would wait for the handler's own transaction: use the verb with _tx, and the handler's session")
         with translated(self.schema), self._connected() as connection:
             if single and not connection.info.get(_STRICTER):
                 yield connection
                 return
             connection.execution_options(**{BEGUN: True})
-            try:
-                self._retrying(lambda: connection.exec_driver_sql(_BEGIN[self.dialect]), LONGEST_BUSY if limit is None else limit)
-                if limit is not None and self.dialect == "postgresql":
-                    connection.execute(select(func.set_config("statement_timeout", str(round(limit * 1000)), True)))
+            with self.transaction_on(connection, limit=limit):
                 yield connection
-                self._retrying(lambda: connection.exec_driver_sql("COMMIT"))  # readers may hold up a commit where SQLite has no WAL
-            except BaseException:
-                _roll_back(connection)
-                raise
+
+    @contextmanager
+    def transaction_on(self, connection: Connection, *, limit: float | None = None) -> Iterator[None]:
+        """Begin a transaction of our own on an autocommit connection of ours; leaving commits, an exception rolls back."""
+        try:
+            self._retrying(lambda: connection.exec_driver_sql(_BEGIN[self.dialect]), LONGEST_BUSY if limit is None else limit)
+            if limit is not None and self.dialect == "postgresql":
+                connection.execute(select(func.set_config("statement_timeout", str(round(limit * 1000)), True)))
+            yield
+            self._retrying(lambda: connection.exec_driver_sql("COMMIT"))  # readers may hold up a commit where SQLite has no WAL
+        except BaseException:
+            _roll_back(connection)
+            raise
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
@@ -121,11 +135,34 @@ class Database:
         with translated(self.schema):
             return verb(bind, *args, **kwargs)
 
-    def open_apart(self) -> Connection:
-        """Open an autocommit connection that belongs to no pool; closing it ends it."""
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Say that a Session of this context holds SQLite's write lock, so that no transaction of our own can begin in it."""
+        token = _LENT.set(self if self.dialect == "sqlite" else None)
+        try:
+            yield
+        finally:
+            _LENT.reset(token)
+
+    def drop_connections(self) -> None:
+        """Close what is idle in the pool, so that the next transaction meets a fresh connection, perhaps to another server."""
+        with suppress(DBAPIError):
+            self._open_twin().dispose()
+
+    @contextmanager
+    def open_apart(self) -> Iterator[Connection]:
+        """Give an autocommit connection that belongs to no pool, and end it after."""
         connection = self._open_twin().connect()
+        driver = connection.connection.dbapi_connection
         connection.detach()
-        return connection
+        try:
+            yield connection
+        finally:
+            with suppress(SQLAlchemyError):
+                connection.close()
+            if driver is not None:
+                with suppress(Exception):  # one that was detached, then invalidated, is closed by nobody else
+                    driver.close()
 
     def pause(self, seconds: float) -> None:
         """Let time pass; the one place where this library's core does, so that an event loop can put its own in."""
@@ -271,6 +308,8 @@ def _take_over_sqlite(connection: Any, _entry: Any) -> None:
 
 
 def _note_isolation(connection: Any, entry: ConnectionPoolEntry) -> None:
+    if hasattr(connection, "fileno"):
+        _fail_fast_when_unreachable(connection.fileno())
     cursor = connection.cursor()
     cursor.execute("SHOW default_transaction_isolation")
     entry.info[_STRICTER] = cursor.fetchone()[0] != "read committed"
@@ -323,3 +362,13 @@ def _schema_error(error: DBAPIError, schema: str | None) -> SchemaMissing | None
     if unknown_column and "alkstore_" in f"{said} {error.statement}":  # a column may be named by the alias of its table
         return SchemaOutdated(f"a column of alkstore_sa is not in this database: {upgrade_hint(schema)}")
     return None
+
+
+def _fail_fast_when_unreachable(descriptor: int) -> None:
+    """Let the kernel report a peer that has gone silently within half a minute, where it can be told to."""
+    with suppress(OSError, AttributeError), socket.socket(fileno=os.dup(descriptor)) as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000)

@@ -10,6 +10,7 @@ What does not: database errors, which pass through as SQLAlchemy raises them.
     ├── InvalidSpec (ValueError)        a schedule's spec is not of the grammar: fix the call
     ├── InvalidPayload (ValueError)     the payload cannot be stored, or the stored text cannot be read
     ├── ClaimLost (RuntimeError)        somebody else has the job now: stop working on it
+    ├── NotBound (RuntimeError)         a task was used before its registry had a store: bind it first
     ├── LockHeld (TimeoutError)         somebody else has the lock: come back later
     ├── LeaseLost (RuntimeError)        the lock was lost while its body ran: what it guarded may be somebody else's
     ├── LeadershipLost (RuntimeError)   another process runs the scheduler now, or may: stand again
@@ -49,6 +50,10 @@ class InvalidPayload(AlkstoreError, ValueError):
 
 class ClaimLost(AlkstoreError, RuntimeError):
     """The claim that a transaction was to settle is no longer this handle's."""
+
+
+class NotBound(AlkstoreError, RuntimeError):
+    """A task was to be stored before `tasks.bind(store)` was called."""
 
 
 class LockHeld(AlkstoreError, TimeoutError):

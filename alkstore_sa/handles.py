@@ -15,16 +15,19 @@ from alkstore_sa._backoff import backoff
 from alkstore_sa._names import checked_name
 from alkstore_sa._options import Duration, EnqueueOptions, Stamps, not_negative, placement, positive, whole
 from alkstore_sa._payload import Payload, decoded, encoded
+from alkstore_sa._shift import Promotion
+from alkstore_sa.constructs import instant
 from alkstore_sa.errors import ClaimLost, InvalidOption, error_text
-from alkstore_sa.patience import Patience, Promotion
+from alkstore_sa.patience import Patience
 from alkstore_sa.queues import MOVED_AT_ONCE, Jobs, chunked
-from alkstore_sa.records import Job, headers_from_text
+from alkstore_sa.records import Job, JobState, headers_from_text
 from alkstore_sa.seam import Tx, is_open
 from alkstore_sa.statements.jobs import delete_held
 from alkstore_sa.stop import StopToken
 from alkstore_sa.wake import Bell, Waiter
 
 MOST_ROWS: Final = 1_000_000
+_MAKING_EVENTS: Final = threading.Lock()  # few handles are ever asked for theirs, and an event costs more than all else of a handle
 _ID_RANGE: Final = (-(2**63), 2**63 - 1)
 
 
@@ -33,54 +36,81 @@ class JobHandle:
 
     The end of the claim's time alone takes nothing away; a claim that was put back, taken over, cancelled or settled answers False and
     changes nothing. Every verb is a transaction of its own, but for `ack_tx`. `heartbeat` updates `claim_expires_at`; nothing else
-    changes. Instants are aware UTC. `settled` says whether this very handle settled the job, `lost` is set once it learns that the claim
-    is gone.
+    changes. Instants are aware UTC. `settled` says whether this very handle settled the job, `buried` whether it sent it to the dead,
+    `lost` is set once it learns that the claim is gone.
     """
 
     __slots__ = (
         "_base_backoff",
+        "_claim_expires_at",
+        "_enqueued_at",
         "_headers",
         "_jobs",
+        "_lost",
+        "_scheduled_for",
         "_text",
         "_tx",
+        "_visibility",
         "attempts",
-        "claim_expires_at",
-        "enqueued_at",
+        "buried",
         "fence",
         "id",
         "last_error",
-        "lost",
         "max_attempts",
         "priority",
         "queue",
         "schedule",
-        "scheduled_for",
         "settled",
         "task",
         "worker_id",
     )
 
-    def __init__(self, jobs: Jobs, row: Row[Any]) -> None:
+    id: int
+    fence: int
+    queue: str
+    worker_id: str
+    attempts: int
+    max_attempts: int
+    priority: int
+    task: str | None
+    schedule: str | None
+    last_error: str | None
+    settled: bool
+    buried: bool
+    _headers: str | None
+    _text: str
+    _base_backoff: int  # these as they were read, since few of them are ever looked at
+    _visibility: int
+    _enqueued_at: Any
+    _claim_expires_at: Any
+    _scheduled_for: Any
+
+    def __init__(self, jobs: Jobs, row: Sequence[Any]) -> None:
         self._jobs: Final = jobs
-        self._text: str = row.payload
-        self._headers: str | None = row.headers
-        self._base_backoff: timedelta = row.base_backoff
-        self.id: int = row.id
-        self.fence: int = row.fence
-        self.queue: str = row.queue
-        self.worker_id: str = row.worker_id
-        self.attempts: int = row.attempts
-        self.max_attempts: int = row.max_attempts
-        self.priority: int = row.priority
-        self.enqueued_at: datetime = row.enqueued_at
-        self.claim_expires_at: datetime = row.claim_expires_at
-        self.task: str | None = row.task
-        self.schedule: str | None = row.schedule
-        self.scheduled_for: datetime | None = row.scheduled_for
-        self.last_error: str | None = row.last_error
-        self.lost = threading.Event()
-        self.settled: bool = False
+        self._lost: threading.Event | None = None
         self._tx: Tx | None = None
+        self.settled = False
+        self.buried = False
+        (  # in the order of CLAIM_COLUMNS: by name, a row costs ten times as much, and a worker makes tens of thousands a second
+            self.id,
+            self.queue,
+            self.task,
+            self._headers,
+            self._text,
+            self.priority,
+            _,
+            self.attempts,
+            self.max_attempts,
+            self.fence,
+            self._visibility,
+            self._base_backoff,
+            self._enqueued_at,
+            self._claim_expires_at,
+            self.worker_id,
+            self.schedule,
+            self._scheduled_for,
+            self.last_error,
+        ) = row
 
     def __repr__(self) -> str:
         return f"<JobHandle id={self.id} fence={self.fence} queue={self.queue!r} attempts={self.attempts}/{self.max_attempts}>"
@@ -94,6 +124,38 @@ class JobHandle:
     def headers(self) -> Mapping[str, str]:
         """The headers; empty where there are none."""
         return headers_from_text(self._headers)
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """When the job was enqueued."""
+        return instant(self._enqueued_at)
+
+    @property
+    def claim_expires_at(self) -> datetime:
+        """Until when the job is this worker's, as far as the handle knows."""
+        return instant(self._claim_expires_at)
+
+    @claim_expires_at.setter
+    def claim_expires_at(self, end: datetime) -> None:
+        self._claim_expires_at = end
+
+    @property
+    def scheduled_for(self) -> datetime | None:
+        """The boundary that its schedule fired it for."""
+        return None if self._scheduled_for is None else instant(self._scheduled_for)
+
+    @property
+    def visibility_timeout(self) -> timedelta:
+        """How long a claim of the job lasts without a heartbeat."""
+        return timedelta(microseconds=self._visibility)
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set once this handle learns, or is told by its worker, that the claim is gone."""
+        if self._lost is None:
+            with _MAKING_EVENTS:
+                self._lost = self._lost or threading.Event()
+        return self._lost
 
     def ack(self) -> bool:
         """Delete the job, which is done; False if the claim is gone."""
@@ -120,12 +182,15 @@ class JobHandle:
 
         With its attempts used up, or with the next run past its expiry, it goes to the dead instead, and that is True too.
         """
-        pause = backoff(self._base_backoff, self.attempts) if delay is None else not_negative("delay", delay)
-        return self._settled(self._jobs.database.run(self._jobs.retry, self.id, self.fence, pause, error_text(error)))
+        pause = backoff(timedelta(microseconds=self._base_backoff), self.attempts) if delay is None else not_negative("delay", delay)
+        state = self._jobs.database.run(self._jobs.retry, self.id, self.fence, pause, error_text(error))
+        self.buried = state is JobState.DEAD
+        return self._settled(state is not None)
 
     def fail(self, error: str | BaseException) -> bool:
         """Send the job to the dead at once, with `error`; False if the claim is gone."""
-        return self._settled(self._jobs.database.run(self._jobs.fail, self.id, self.fence, error_text(error)))
+        self.buried = self._jobs.database.run(self._jobs.fail, self.id, self.fence, error_text(error))
+        return self._settled(self.buried)
 
     def release(self, delay: Duration | None = None, error: str | BaseException | None = None) -> bool:
         """Give the job back, at once or after `delay`, its attempt uncounted; False if the claim is gone.
@@ -173,8 +238,9 @@ class Queue:
     Every verb without `_tx` is a transaction of its own. May be shared between threads.
     """
 
-    def __init__(self, jobs: Jobs, bell: Bell, name: str, stamps: Stamps, poll: timedelta) -> None:
+    def __init__(self, jobs: Jobs, bell: Bell, name: str, stamps: Stamps, poll: timedelta, task: str | None = None) -> None:
         self.name: Final = name
+        self._task: Final = task  # what the jobs that are enqueued here are of
         self._jobs: Final = jobs
         self._stamps: Final = stamps
         self._waiter: Final = Waiter(bell, name, poll, lambda: jobs.database.run_single(jobs.next_deadline, name))
@@ -188,7 +254,7 @@ class Queue:
         Raises:
             InvalidPayload, InvalidOption: before anything is sent; also for a `run_at` past `expires`, with nothing stored.
         """
-        placed = placement(self._stamps, **options)
+        placed = placement(self._stamps, task=self._task, **options)
         return self._jobs.database.run_single(self._jobs.insert, self.name, placed, encoded(self._jobs.codec, payload))
 
     def enqueue_tx(self, tx: Tx, payload: Payload, **options: Unpack[EnqueueOptions]) -> int:
@@ -201,13 +267,13 @@ class Queue:
             InvalidOption: likewise, or a transaction whose rollback would keep the job.
             TypeError: `tx` is no Session, scoped_session or Connection.
         """
-        placed = placement(self._stamps, **options)
+        placed = placement(self._stamps, task=self._task, **options)
         text = encoded(self._jobs.codec, payload)
         return self._jobs.database.join(tx, self._jobs.insert, self._jobs.insert_statement(placed), self.name, placed, text)
 
     def enqueue_many(self, payloads: Iterable[Payload], **options: Unpack[EnqueueOptions]) -> list[int]:
         """Store a job for each payload, all or none, and return their ids, ascending, in the order of the payloads."""
-        placed = placement(self._stamps, **options)
+        placed = placement(self._stamps, task=self._task, **options)
         chunks = list(chunked([encoded(self._jobs.codec, payload) for payload in payloads]))
         if not chunks:
             return []
@@ -216,7 +282,7 @@ class Queue:
 
     def enqueue_many_tx(self, tx: Tx, payloads: Iterable[Payload], **options: Unpack[EnqueueOptions]) -> list[int]:
         """Store a job for each payload through the caller's transaction, as `enqueue_tx` and `enqueue_many` do."""
-        placed = placement(self._stamps, **options)
+        placed = placement(self._stamps, task=self._task, **options)
         chunks = list(chunked([encoded(self._jobs.codec, payload) for payload in payloads]))
         if not chunks:
             return []

@@ -1,7 +1,4 @@
-"""What a loop does not do at every turn: promote, or ask a database that is away.
-
-A database that is away is waited for, with a warning and for longer each time.
-"""
+"""How a loop outlives a database that is away: it warns, pauses for longer each time, and goes on."""
 
 import logging
 import random
@@ -19,9 +16,6 @@ log: Final = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS: Final = 0.2
 LONGEST_PAUSE_SECONDS: Final = 15.0
-PROMOTION_SECONDS: Final = 0.25
-LONGEST_DUTY_SECONDS: Final = 1.0
-DUTY: Final = 20  # what costs c seconds is done at most every 20 * c seconds
 
 _AWAY: Final = ("08", "53", "57", "58")  # connection, resources, operator, system
 _CANCELED: Final = "57014"  # a statement that ran into its time limit
@@ -48,10 +42,14 @@ class Patience:
 
     def outlast(self, error: Exception) -> None:
         """Warn of one more failure in a row, and pause."""
-        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(self._failures, 10)) * random.uniform(0.5, 1)
+        self._stop.wait(self.failed(error))
+
+    def failed(self, error: Exception) -> float:
+        """Warn of one more failure in a row; give the seconds to pause for."""
+        pause: float = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(self._failures, 10)) * random.uniform(0.5, 1)
         self._failures += 1
         log.warning("the database did not answer (%s): going on in %.1f s", type(error).__name__, pause, extra={"failures": self._failures})
-        self._stop.wait(pause)
+        return pause
 
     def recover(self) -> None:
         """Begin to count anew: a round of the loop went well."""
@@ -68,18 +66,3 @@ def is_away(error: DBAPIError) -> bool:
     if state is None:  # SQLite, or no connection at all
         return isinstance(error, OperationalError)
     return state[:2] in _AWAY and state != _CANCELED
-
-
-class Promotion:
-    """When a draining loop promotes: every quarter of a second, or less often where it is dear, but at least once a second."""
-
-    def __init__(self) -> None:
-        self._due_at = 0.0
-
-    def is_due(self, now: float) -> bool:
-        """Tell whether to promote at `now`, in seconds of the monotonic clock."""
-        return now >= self._due_at
-
-    def done(self, now: float, cost: float) -> None:
-        """Remember a promotion that ended at `now` and took `cost` seconds."""
-        self._due_at = now + max(PROMOTION_SECONDS, min(LONGEST_DUTY_SECONDS, DUTY * cost))

@@ -43,11 +43,13 @@ class Latch:
         with suppress(OSError):  # full, so set already
             self._sockets()[1].send(b"\0")
 
-    def clear(self) -> None:
-        """Make the latch unreadable until it is set again."""
+    def clear(self) -> bool:
+        """Make the latch unreadable until it is set again; return whether it was set."""
+        was_set = False
         with suppress(BlockingIOError):
             while self._sockets()[0].recv(4096):
-                pass
+                was_set = True
+        return was_set
 
     def close(self) -> None:
         """Close both sockets."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Self, Unpack
 
@@ -27,6 +28,16 @@ from alkstore_sa.stop import StopToken
 from alkstore_sa.ticks import Ticks
 from alkstore_sa.verify import verify_schema
 from alkstore_sa.wake import Bell
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a store is made of."""
+
+    database: Database
+    jobs: Jobs
+    bell: Bell
+    poll: timedelta
 
 
 class Store:
@@ -191,11 +202,26 @@ class Store:
         Raises:
             InvalidName, ReservedName, InvalidSpec, InvalidPayload, InvalidOption: before anything is sent.
         """
+        options: EnqueueOptions = {"headers": headers, "priority": priority, "expires": expires, "max_attempts": max_attempts}
+        return self.stamped_schedule(name, spec, queue, payload, PLAIN, **options)
+
+    def stamped_schedule(
+        self,
+        name: str,
+        spec: str,
+        queue: str,
+        payload: Payload,
+        stamps: Stamps,
+        *,
+        task: str | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> Schedule:
+        """Register a schedule whose jobs are of `task` and stamped as given, as `schedule` does: for the rooms above."""
         checked_name("schedule", name)
         checked_name("queue", queue)
         interval = timedelta(microseconds=parsed_interval(spec))
         text = encoded(self._jobs.codec, payload)
-        placed = placement(PLAIN, headers=headers, priority=priority, expires=expires, max_attempts=max_attempts)
+        placed = placement(stamps, task=task, **options)
         return self._database.run(self._schedules.register, name, spec, interval, queue, placed, text)
 
     def unschedule(self, name: str) -> bool:
@@ -248,5 +274,14 @@ class Store:
         """Store a message through the caller's transaction and return its id, as `Outbox.enqueue_tx` does."""
         return self.outbox(outbox).enqueue_tx(tx, payload, **options)
 
+    @property
+    def parts(self) -> "Parts":
+        """What the store is made of: for the rooms above."""
+        return Parts(self._database, self._jobs, self._bell, self._poll)
+
+    def stamped_queue(self, name: str, stamps: Stamps, *, task: str | None = None) -> Queue:
+        """Give a handle on a queue, the engine's own included, whose jobs are of `task` and stamped as given: for the rooms above."""
+        return Queue(self._jobs, self._bell, name, stamps, self._poll, task)
+
     def _queue(self, name: str, stamps: Stamps) -> Queue:
-        return Queue(self._jobs, self._bell, name, stamps, self._poll)
+        return self.stamped_queue(name, stamps)

@@ -7,12 +7,11 @@ without LISTEN or a dropped connection costs latency, never a job.
 import logging
 import os
 import random
-import socket
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
@@ -132,7 +131,6 @@ class Bell:
         if not isinstance(driver, psycopg.Connection):
             log.warning("no wakes with the driver %s: waiting by polling", self.database.engine.dialect.driver)
             return False
-        _fail_fast_when_unreachable(driver.fileno())
         probe = f"alkstore_probe_{uuid4().hex}"
         for channel in (self.database.channel, probe):
             driver.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
@@ -225,13 +223,3 @@ class Waiter:
         if ready or self.overdue:
             return now + CONTENDED_SECONDS if self._came_up_empty else now
         return float("inf") if until is None else now + until.total_seconds()
-
-
-def _fail_fast_when_unreachable(descriptor: int) -> None:
-    """Let the kernel report a peer that has gone silently within half a minute, where it can be told to."""
-    with suppress(OSError, AttributeError), socket.socket(fileno=os.dup(descriptor)) as peer:
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000)

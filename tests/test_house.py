@@ -111,6 +111,8 @@ def test_every_error_is_an_alkstore_error_and_a_builtin_that_one_would_catch():
     for name in alkstore_sa.__all__:
         thing = getattr(alkstore_sa, name)
         if inspect.isclass(thing) and issubclass(thing, Exception):
+            if thing.__module__ == "alkstore_sa.outcomes":
+                continue  # no error of ours: what a handler raises to say what becomes of its job
             assert issubclass(thing, errors.AlkstoreError)
             assert thing is errors.AlkstoreError or issubclass(thing, (ValueError, RuntimeError, TimeoutError))
 

@@ -8,7 +8,24 @@ from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from alkstore_sa import Job, JobHandle, JobState, Outbox, Queue, QueueStats, StopToken, Store
+from alkstore_sa import (
+    Call,
+    Fail,
+    Job,
+    JobHandle,
+    JobState,
+    Outbox,
+    Queue,
+    QueueStats,
+    Retry,
+    Schedule,
+    Snooze,
+    StopToken,
+    Store,
+    Tasks,
+    Worker,
+    WorkerReport,
+)
 
 engine: Engine = create_engine("sqlite:///x.db")
 store = Store(engine, schema=None, wake=True, poll=timedelta(seconds=5))
@@ -69,3 +86,77 @@ async def wrong(session: Session, asynchronous: AsyncSession) -> None:
     await asynchronous.run_sync(queue.enqueue_tx, 1, colour="red")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     session.run_sync(queue.enqueue_tx, 1)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     Store(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+tasks = Tasks(store)
+
+
+@tasks.task(queue="mail", name="send", max_attempts=5, base_backoff=1, visibility_timeout=60, timeout=30, priority=2, aliases=("old",))
+def send(order: int, *, to: str = "") -> str:
+    return to
+
+
+@tasks.task()
+async def fetch(job: JobHandle, url: str) -> bytes:
+    return url.encode()
+
+
+@tasks.task(own_commit=True)
+def pack(job: JobHandle, session: Session, order: int) -> None: ...
+
+
+@tasks.task()
+async def index(session: AsyncSession, order: int) -> None: ...
+
+
+@tasks.every("@every 1d", name="nightly")
+@tasks.task()
+def nightly(session: Session) -> None: ...
+
+
+@tasks.raw(queue="legacy")
+def raw(job: JobHandle) -> None: ...
+
+
+@tasks.delivery("webhooks")
+async def webhook(job: JobHandle) -> None: ...
+
+
+def right_tasks(session: Session, connection: Connection) -> None:
+    assert_type(send(1, to="x"), str)
+    assert_type(send.enqueue(1, to="x"), int)
+    assert_type(send.enqueue_tx(session, 1), int)
+    assert_type(send.enqueue_tx(connection, order=1), int)
+    assert_type(send.call(1), Call)
+    assert_type(send.enqueue_many([send.call(1), send.call(2, to="x")]), list[int])
+    assert_type(send.enqueue_many_tx(session, (send.call(n) for n in range(3))), list[int])
+    assert_type(send.options(delay=5, priority=1, headers={"a": "b"}).enqueue(1), int)
+    assert_type(send.on(store).enqueue(1), int)
+    assert_type(send.schedule("s", "@every 1h", 1, to="x"), Schedule)
+    assert_type(fetch.enqueue("https://example.org"), int)
+    assert_type(pack.enqueue_tx(session, 1), int)
+    assert_type(index.enqueue(order=1), int)
+    assert_type(nightly.enqueue(), int)
+    assert_type(Worker(store, tasks, concurrency=5, queues=["mail"]).run(StopToken()), WorkerReport)
+    raise Retry(delay=5) if send.name else Snooze(timedelta(hours=1)) if send.queue else Fail("no")
+
+
+def wrong_tasks(session: Session) -> None:
+    send.enqueue("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    send.enqueue()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    send.enqueue(1, colour="red")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    send.enqueue_tx(1, 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    send.enqueue_tx(session, "1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    send.call(to=1)  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]
+    send.enqueue_many([1])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+    send.options(colour="red")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    send.schedule("s", "@every 1h", "x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    pack.enqueue(session, 1)  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]
+    fetch.enqueue(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    index.enqueue_tx(session)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    nightly.enqueue(1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    tasks.every("@every 1h")(raw)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    tasks.task(colour="red")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Worker(store)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -40,6 +40,7 @@ from alkstore_sa.constructs import (
     json_texts,
     later,
     parallel,
+    raw,
     statement_now,
     wake,
 )
@@ -49,8 +50,27 @@ READY: Final = constant("ready")
 DELAYED: Final = constant("delayed")
 CLAIMED: Final = constant("claimed")
 
-_UNSHOWN: Final = {"state", "expires_at"}
-CLAIM_COLUMNS: Final = tuple(column for column in jobs.c if column.name not in _UNSHOWN)
+CLAIM_COLUMNS: Final = (
+    jobs.c.id,
+    jobs.c.queue,
+    jobs.c.task,
+    jobs.c.headers,
+    jobs.c.payload,
+    jobs.c.priority,
+    jobs.c.run_at,
+    jobs.c.attempts,
+    jobs.c.max_attempts,
+    jobs.c.fence,
+    jobs.c.visibility_timeout,
+    jobs.c.base_backoff,
+    jobs.c.enqueued_at,
+    jobs.c.claim_expires_at,
+    jobs.c.worker_id,
+    jobs.c.schedule,
+    jobs.c.scheduled_for,
+    jobs.c.last_error,
+)
+"""What a claim brings back, instants and spans raw: a handle takes it apart by position."""
 
 _DELAY: Final = bindparam("job_delay", type_=Span)
 _EXPIRES: Final = bindparam("job_expires", type_=Span)
@@ -188,7 +208,7 @@ def claim_jobs() -> Update:
             fence=jobs.c.fence + constant(1),
             claim_expires_at=later(clock_now(), jobs.c.visibility_timeout),
         )
-        .returning(*CLAIM_COLUMNS)
+        .returning(*map(raw, CLAIM_COLUMNS))
     )
 
 
@@ -197,18 +217,39 @@ def delete_held() -> Executable:
     return delete(jobs).where(HELD).returning(jobs.c.id)
 
 
-def delete_held_many() -> Executable:
+def delete_held_many(skip_locked: bool) -> Executable:
     """Ack many claims at once, locking in id order so that two such statements cannot deadlock."""
+    return delete(jobs).where(in_picked(jobs.c.id, _held_many(skip_locked=skip_locked))).returning(jobs.c.id, jobs.c.fence)
+
+
+def extend_held_many() -> Update:
+    """Heartbeat of many claims: put the end of each whose row nobody has locked to its own visibility timeout from now."""
+    return (
+        update(jobs)
+        .where(in_picked(jobs.c.id, _held_many(skip_locked=True)))
+        .values(claim_expires_at=later(clock_now(), jobs.c.visibility_timeout))
+        .returning(jobs.c.id, jobs.c.claim_expires_at)
+    )
+
+
+def select_held_many() -> Select[Any]:
+    """Look which of many claims still stand."""
+    held, pairs = _held_and_pairs()
+    return select(held.c.id).select_from(pairs).where(held.c.state == CLAIMED)
+
+
+def _held_many(*, skip_locked: bool) -> Select[Any]:
+    held, pairs = _held_and_pairs()
+    picked = select(held.c.id).select_from(pairs).where(held.c.state == CLAIMED).order_by(held.c.id)
+    return picked.with_for_update(of=held, skip_locked=skip_locked)
+
+
+def _held_and_pairs() -> tuple[FromClause, FromClause]:
     pair = integer_pairs(bindparam("job_ids", type_=Integers), bindparam("job_fences", type_=Integers)).table_valued(
         column("id", BigInteger), column("fence", BigInteger), name="pair"
     )
     held = jobs.alias("held")
-    picked = select(held.c.id).select_from(_joined(held, pair)).where(held.c.state == CLAIMED).order_by(held.c.id).with_for_update(of=held)
-    return delete(jobs).where(in_picked(jobs.c.id, picked)).returning(jobs.c.id, jobs.c.fence)
-
-
-def _joined(held: FromClause, pair: FromClause) -> FromClause:
-    return held.join(pair, and_(held.c.id == pair.c.id, held.c.fence == pair.c.fence))
+    return held, held.join(pair, and_(held.c.id == pair.c.id, held.c.fence == pair.c.fence))
 
 
 def extend_held(given: bool) -> Update:

@@ -1,0 +1,229 @@
+"""Sessions that handlers are given: a fresh one per job, whose one commit carries the ack."""
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, Final, Self
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import QueuePool
+
+from alkstore_sa.engines import Database
+from alkstore_sa.errors import InvalidOption
+from alkstore_sa.outcomes import Snooze
+from alkstore_sa.runs import Overrun, Run
+from alkstore_sa.sqlite import is_busy
+from alkstore_sa.statements.jobs import delete_held
+
+log: Final = logging.getLogger("alkstore_sa.worker")
+
+BUSY_PAUSE: Final = 0.1
+CANCEL_SECONDS: Final = 2.0
+GATE_POLL_SECONDS: Final = 0.005
+
+
+class Sessions:
+    """Makes the sessions of one worker's runs, at most as many at once as their pools give connections.
+
+    `gate` is held by whoever writes to a SQLite file: one Session handler at a time, or the worker itself.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        slots: int,
+        factory: Callable[[], Session],
+        async_factory: Callable[[], AsyncSession] | None,
+        async_engine: Engine | None,
+        *,
+        in_use: bool,
+    ) -> None:
+        self.gate: Final = threading.Lock() if database.dialect == "sqlite" else None
+        self._database = database
+        self._factory = factory
+        self._async_factory = async_factory
+        self._places = threading.Semaphore(_most(database.engine, slots))
+        self._async_places = asyncio.Semaphore(slots if async_engine is None else _most(async_engine, slots))
+        if slots > (most := _most(database.engine, slots)) and in_use:
+            log.warning(
+                "at most %s of %s slots run handlers with a Session at once: the engine's pool has no more connections", most, slots
+            )
+
+    def call(self, run: Run, front: list[Any], named: dict[str, Any]) -> None:
+        """Call a sync handler with a session, and commit it with the ack; an exception rolls it back and passes."""
+        with self._places, self._through_gate():
+            run.start()
+            session = self._factory()
+            with _Guard(run, session, self._database) as guard:
+                try:
+                    guard.begin()
+                    with self._database.lent():
+                        returned = run.handler.function(*run.handler.with_session(front, session), **named)
+                    refuse_awaitable(returned)
+                    if not guard.committed:
+                        guard.by_worker = True
+                        session.commit()
+                except BaseException as error:
+                    if guard.outlived(error):
+                        return
+                    with suppress(SQLAlchemyError):
+                        session.rollback()
+                    guard.rolled_back()
+                    raise
+                finally:
+                    guard.let_go()
+                    with suppress(SQLAlchemyError):
+                        session.close()
+
+    async def call_async(self, run: Run, front: list[Any], named: dict[str, Any]) -> None:
+        """Call an async handler with a session, as `call` does."""
+        if self._async_factory is None:
+            raise InvalidOption("a handler with an AsyncSession needs async_engine=")
+        async with self._async_places, self._through_gate_async():
+            run.start()
+            session = self._async_factory()
+            with _Guard(run, session.sync_session, self._database) as guard:
+                try:
+                    await session.run_sync(lambda _session: guard.begin())
+                    with self._database.lent():
+                        await run.handler.function(*run.handler.with_session(front, session), **named)
+                    if not guard.committed:
+                        guard.by_worker = True
+                        await session.commit()
+                except BaseException as error:
+                    if guard.outlived(error):
+                        return
+                    with suppress(SQLAlchemyError):
+                        await session.rollback()
+                    guard.rolled_back()
+                    raise
+                finally:
+                    with suppress(SQLAlchemyError):
+                        await session.close()
+
+    @contextmanager
+    def _through_gate(self) -> Iterator[None]:
+        if self.gate is None:
+            yield
+            return
+        with self.gate:
+            yield
+
+    @asynccontextmanager
+    async def _through_gate_async(self) -> AsyncIterator[None]:
+        if self.gate is None:
+            yield
+            return
+        # whoever holds it may be a thread, and an executor's wait could outlive its task, and keep the gate
+        while not self.gate.acquire(blocking=False):  # noqa: ASYNC110
+            await asyncio.sleep(GATE_POLL_SECONDS)
+        try:
+            yield
+        finally:
+            self.gate.release()
+
+
+class _Guard:
+    """Watches one session: who may commit it, and that the ack is in that commit."""
+
+    def __init__(self, run: Run, session: Session, database: Database) -> None:
+        self._run = run
+        self._session = session
+        self._database = database
+        self._lock = threading.Lock()
+        self._driver: Any = None
+        self.by_worker = False
+        self.committed = False
+
+    def __enter__(self) -> Self:
+        for name, hook in self._hooks():
+            event.listen(self._session, name, hook)
+        self._run.on_interrupt(self._cancel_statement)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for name, hook in self._hooks():
+            event.remove(self._session, name, hook)
+
+    def _hooks(self) -> tuple[tuple[str, Callable[..., None]], ...]:
+        return (("before_commit", self._before_commit), ("after_commit", self._after_commit), ("after_begin", self._after_begin))
+
+    def begin(self) -> None:
+        """Take SQLite's write lock before the handler starts: a busy file gives the job back uncounted."""
+        if self._database.dialect != "sqlite":
+            return
+        try:
+            self._session.connection(bind_arguments={"clause": self._database.statement(delete_held)})
+        except OperationalError as error:
+            if is_busy(error):
+                raise Snooze(BUSY_PAUSE) from error
+            raise
+
+    def outlived(self, error: BaseException) -> bool:
+        """Tell whether the work is committed, so that what comes after does not count."""
+        if self.committed:
+            log.warning("job %s: %s after its commit", self._run.job.id, type(error).__name__, exc_info=error, extra=self._run.fields)
+        return self.committed
+
+    def rolled_back(self) -> None:
+        """Undo what the handle believes of an ack that was rolled back."""
+        self._run.job.settled = False
+
+    def let_go(self) -> None:
+        """Forget the connection, which goes back to its pool now: nobody may cancel what it does next."""
+        with self._lock:
+            self._driver = None
+
+    def _before_commit(self, session: Session) -> None:
+        if session.in_nested_transaction():  # a savepoint's release is the handler's own affair
+            return
+        if not (self.by_worker or self._run.handler.own_commit):
+            raise InvalidOption(
+                "the worker commits this session when the handler returns, with the job's ack in it: leave commit() out,"
+                " use session.begin_nested() for a part that may fail, or declare the task with own_commit=True"
+            )
+        if self.committed:
+            raise InvalidOption("this session's one commit, which carried the job's ack, is over: do everything before it")
+        if self._run.overran and self._run.handler.timeout is not None:
+            raise Overrun(self._run.handler.timeout)  # its time is over: somebody else may be at it
+        session.flush()
+        self._run.job.ack_tx(session)
+        self._run.commit_sent = True
+
+    def _after_commit(self, session: Session) -> None:
+        if self._run.commit_sent and not session.in_nested_transaction():
+            self.committed = True
+
+    def _after_begin(self, _session: Session, _transaction: object, connection: Connection) -> None:
+        with self._lock:
+            self._driver = connection.connection.driver_connection
+
+    def _cancel_statement(self) -> None:
+        with self._lock:
+            for way, arguments in (("cancel_safe", {"timeout": CANCEL_SECONDS}), ("interrupt", {})):
+                cancel = getattr(self._driver, way, None)
+                if cancel is not None and not inspect.iscoroutinefunction(cancel):
+                    cancel(**arguments)
+                    return
+
+
+def refuse_awaitable(returned: object) -> None:
+    """Raise `TypeError` for what a plain function returned and nobody awaits."""
+    if returned is not None and inspect.isawaitable(returned):
+        getattr(returned, "close", getattr(returned, "cancel", lambda: None))()
+        raise TypeError("the handler returned an awaitable, which nobody awaits: make it an `async def`")
+
+
+def _most(engine: Engine, slots: int) -> int:
+    pool = engine.pool
+    if not isinstance(pool, QueuePool):
+        return slots
+    overflow = pool._max_overflow  # noqa: SLF001 - the pool does not tell it otherwise
+    most = slots if overflow < 0 else max(1, pool.size() + overflow)
+    return min(most, slots)
