@@ -181,6 +181,13 @@ class microseconds_of(FunctionElement[int]):
     inherit_cache = True
 
 
+class row_address(FunctionElement[Any]):
+    """`row_address(column)`: where the row of that column's table lies; names a row within one statement, and is found without a search."""
+
+    type = NULLTYPE
+    inherit_cache = True
+
+
 class in_picked(ColumnElement[Any]):
     """`in_picked(column, select)`: the column is among the rows of a select that is run exactly once.
 
@@ -313,6 +320,16 @@ def _(element: microseconds_of, compiler: SQLCompiler, **kw: Any) -> str:
 @compiles(microseconds_of, "sqlite")
 def _(element: microseconds_of, compiler: SQLCompiler, **kw: Any) -> str:
     return compiler.process(element.clauses, **kw)
+
+
+@compiles(row_address, "postgresql")
+def _(element: row_address, compiler: SQLCompiler, **kw: Any) -> str:
+    return compiler.process(element.clauses, **kw).rpartition(".")[0] + ".ctid"
+
+
+@compiles(row_address, "sqlite")
+def _(element: row_address, compiler: SQLCompiler, **kw: Any) -> str:
+    return compiler.process(element.clauses, **kw).rpartition(".")[0] + ".rowid"
 
 
 @compiles(in_picked, "postgresql")

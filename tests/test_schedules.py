@@ -23,6 +23,7 @@ from alkstore_sa import (
     Tick,
     ticks,
 )
+from alkstore_sa.statements import fires
 
 everywhere = pytest.mark.databases(*EVERY_DATABASE)
 TEN = 10 * SECOND
@@ -650,4 +651,14 @@ def test_a_tick_finds_its_rows_by_their_indexes(database, store):
             assert len(store._ticks.fire_batch(connection, None, None).ticks) == 1
             scanned, fetched = connection.execute(text(read)).one()
     assert scanned == 0
-    assert fetched < 20
+    assert fetched < 1_000  # 510 rows of this schedule, where a tick prunes
+    database.sql("UPDATE alkstore_fire SET fired_at = now() - INTERVAL '8 days' WHERE schedule = 's8' AND job_id < 1000")
+    statement = store._database.statement(fires.prune_schedules)
+    values = {"fire_schedules": ["s8", "s9"], "fire_kept": 950, "minus_age": -ticks.LONGEST_HISTORY, "fire_limit": 5_000}
+    for _ in range(8):
+        with database.store() as fresh, fresh.begin() as connection:
+            deleted = len(connection.execute(statement, values).all())
+            scanned, fetched = connection.execute(text(read)).one()
+            connection.rollback()
+        assert scanned == 0
+    assert deleted == 10

@@ -18,7 +18,6 @@ from sqlalchemy import (
     null,
     or_,
     select,
-    tuple_,
 )
 from sqlalchemy.sql.expression import Executable
 
@@ -28,10 +27,12 @@ from alkstore_sa.constructs import (
     TextColumn,
     UtcInstant,
     constant,
+    in_picked,
     instant_of,
     later,
     microseconds_of,
     parallel,
+    row_address,
     statement_now,
 )
 from alkstore_sa.tables import fires, jobs, schedules
@@ -121,17 +122,17 @@ def prune_schedules() -> Executable:
         newest.offset(bindparam("fire_kept", type_=Integer)).scalar_subquery().label("surplus"),
     ).subquery("cuts")
     picked = (
-        select(old.c.schedule, old.c.boundary)
+        select(row_address(old.c.boundary))
         .select_from(cuts.join(old, and_(old.c.schedule == cuts.c.schedule, old.c.boundary < cuts.c.newest)))
         .where(or_(old.c.boundary <= cuts.c.surplus, old.c.fired_at < _OLDEST))
         .limit(_LIMIT)
     )
-    return delete(fires).where(tuple_(fires.c.schedule, fires.c.boundary).in_(picked)).returning(fires.c.schedule)
+    return delete(fires).where(in_picked(row_address(fires.c.boundary), picked)).returning(fires.c.schedule)
 
 
 def prune_old() -> Executable:
     """Delete a batch of what the history has beyond an age, of whichever schedule, never a schedule's newest row."""
     old, newer = fires.alias("old"), fires.alias("newer")
     succeeded = exists().where(newer.c.schedule == old.c.schedule, newer.c.boundary > old.c.boundary)
-    picked = select(old.c.schedule, old.c.boundary).where(old.c.fired_at < _OLDEST, succeeded).order_by(old.c.fired_at).limit(_LIMIT)
-    return delete(fires).where(tuple_(fires.c.schedule, fires.c.boundary).in_(picked)).returning(fires.c.schedule)
+    picked = select(row_address(old.c.boundary)).where(old.c.fired_at < _OLDEST, succeeded).order_by(old.c.fired_at).limit(_LIMIT)
+    return delete(fires).where(in_picked(row_address(fires.c.boundary), picked)).returning(fires.c.schedule)
