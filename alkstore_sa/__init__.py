@@ -24,7 +24,7 @@ from alkstore_sa.errors import (
 from alkstore_sa.handles import JobHandle, Queue
 from alkstore_sa.locks import Lease
 from alkstore_sa.outcomes import Fail, Retry, Snooze
-from alkstore_sa.records import Fire, Job, JobState, LockInfo, QueueStats, Schedule, Tick, TickReport
+from alkstore_sa.records import Fire, Job, JobState, LockInfo, QueueStats, Schedule, Tick, TickReport, WorkerInfo
 from alkstore_sa.seam import Tx
 from alkstore_sa.sqlite import prepare_sqlite
 from alkstore_sa.stop import StopToken
@@ -79,6 +79,7 @@ __all__ = [
     "TickReport",
     "Tx",
     "Worker",
+    "WorkerInfo",
     "WorkerReport",
     "metadata",
     "metadata_for",

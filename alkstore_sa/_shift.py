@@ -91,6 +91,7 @@ class Shift:
     jobs_left: int | None = None
     closed: bool = False
     _first: int = 0
+    _paused: frozenset[str] = frozenset()
     _states: dict[str, _QueueState] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,6 +106,13 @@ class Shift:
     def rang(self, queue: str) -> None:
         """A wake: something may have come."""
         self._states[queue].hungry = True
+
+    def pause(self, queues: frozenset[str]) -> None:
+        """Claim nothing from these queues until they are no longer among them."""
+        if queues != self._paused:
+            for queue in self._paused - queues:
+                self._states[queue].hungry = True
+            self._paused = queues & self._states.keys()
 
     def promoted(self, queue: str, now: float, cost: float) -> None:
         """A promotion is over, and took `cost` seconds."""
@@ -167,6 +175,8 @@ class Shift:
         return [*self.queues[self._first :], *self.queues[: self._first]]
 
     def _limit(self, queue: str, free: int, load: Load) -> int:
+        if queue in self._paused:
+            return 0
         limit = min(free, self.queue_slots.get(queue, self.slots) - load.busy.get(queue, 0))
         return limit if self.jobs_left is None else min(limit, self.jobs_left)
 

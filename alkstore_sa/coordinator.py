@@ -120,6 +120,7 @@ class Coordinator:
     # -- what came --------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
+        self._team.shift.pause(self._team.bench.paused)
         for queue, ear in self._ears.items():
             if ear.clear():
                 self._team.shift.rang(queue)
@@ -149,6 +150,7 @@ class Coordinator:
     def _close_account(self, run: Run, outcome: Outcome) -> None:
         run.outcome = outcome
         self._report.outcomes[outcome] += 1
+        self._team.bench.tally.count(outcome, run.seconds)
         self._team.bench.held.pop(run.key, None)
         report(run)
         if outcome is Outcome.DEAD:

@@ -9,10 +9,11 @@ import shlex
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
@@ -35,6 +36,7 @@ _BEGIN: Final = {"postgresql": "BEGIN ISOLATION LEVEL READ COMMITTED", "sqlite":
 _KEPT_CONNECTIONS: Final = 5  # that the twin keeps open
 _LONGEST_IDENTIFIER: Final = 63  # bytes; PostgreSQL cuts off what is longer, in names and in channels
 _LENT: Final[ContextVar["Database | None"]] = ContextVar("alkstore_lent", default=None)
+_JOINED: Final[ContextVar[Mapping["Database", Callable[[], Connection]]]] = ContextVar("alkstore_joined", default=MappingProxyType({}))
 
 
 class Database:
@@ -75,6 +77,11 @@ class Database:
         """
         if _LENT.get() is self:
             raise InvalidOption("this would wait for the handler's own transaction: use the verb with _tx, and the handler's session")
+        if (lender := self.lender) is not None:
+            self.refuse_closed()
+            with translated(self.schema), _savepoint(lender()) as connection:
+                yield connection
+            return
         with translated(self.schema), self._connected() as connection:
             if single and not connection.info.get(_STRICTER):
                 yield connection
@@ -143,6 +150,21 @@ class Database:
             yield
         finally:
             _LENT.reset(token)
+
+    @contextmanager
+    def joining(self, lender: Callable[[], Connection]) -> Iterator[None]:
+        """Let every transaction of our own, in this context, be a savepoint on the connection that `lender` gives: for tests."""
+        before = _JOINED.get()
+        _JOINED.set(MappingProxyType({**before, self: lender}))
+        try:
+            yield
+        finally:
+            _JOINED.set(before)
+
+    @property
+    def lender(self) -> Callable[[], Connection] | None:
+        """What gives the connection that this context joined, if it joined one."""
+        return _JOINED.get().get(self)
 
     def drop_connections(self) -> None:
         """Close what is idle in the pool, so that the next transaction meets a fresh connection, perhaps to another server."""
@@ -319,6 +341,12 @@ def _note_isolation(connection: Any, entry: ConnectionPoolEntry) -> None:
 def _channel(schema: str | None) -> str:
     name = "alkstore" if schema is None else f"alkstore:{schema}"
     return name if len(name.encode()) <= _LONGEST_IDENTIFIER else f"alkstore:{blake2b(name.encode(), digest_size=16).hexdigest()}"
+
+
+@contextmanager
+def _savepoint(connection: Connection) -> Iterator[Connection]:
+    with connection.begin_nested():
+        yield connection
 
 
 def _roll_back(connection: Connection) -> None:

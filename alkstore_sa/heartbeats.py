@@ -12,7 +12,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from alkstore_sa.engines import Database
-from alkstore_sa.errors import SchemaMissing, StoreClosed
+from alkstore_sa.errors import AlkstoreError, SchemaMissing, StoreClosed
+from alkstore_sa.presence import Presence
 from alkstore_sa.queues import Jobs
 from alkstore_sa.runs import Bench, Run
 from alkstore_sa.stop import Latch, wait_for
@@ -31,7 +32,8 @@ class Heart:
     A claim that was not renewed is looked at again: one whose row somebody else has locked (by an open `ack_tx`, say) still stands.
     """
 
-    def __init__(self, jobs: Jobs, bench: Bench, gate: "threading.Lock | None") -> None:
+    def __init__(self, jobs: Jobs, bench: Bench, gate: "threading.Lock | None", presence: Presence) -> None:
+        self._presence = presence
         self._jobs = jobs
         self._database: Database = jobs.database
         self._bench = bench
@@ -59,21 +61,25 @@ class Heart:
     def _run(self) -> None:
         last = time.monotonic()
         while not self._closed:
-            due = last + self._interval
+            due = min(last + self._interval, self._presence.next_at)
             if wait_for((self._latch,), max(0.0, due - time.monotonic())):
                 self._latch.clear()  # quickened, or closed
-                if time.monotonic() < last + self._interval:
-                    continue
-            last = time.monotonic()
+            now = time.monotonic()
+            renewing, showing = now >= last + self._interval, now >= self._presence.next_at
             try:
-                self._beat()
+                if renewing:
+                    last = now
+                    self._beat()
+                if showing and not self._closed:
+                    self._presence.beat(self._connected(), self._gate)
             except (SQLAlchemyError, SchemaMissing, OSError) as error:
                 log.warning("a heartbeat failed (%s): again at the next one", type(error).__name__)
                 self._let_go()
                 last = time.monotonic() - self._interval + min(1.0, self._interval)
+                self._presence.next_at = max(self._presence.next_at, time.monotonic() + 1.0)
             except StoreClosed:
                 return
-        self._let_go()
+        self._take_leave()
 
     def _beat(self) -> None:
         runs = self._current()
@@ -81,12 +87,11 @@ class Heart:
         self._interval = (
             LONGEST_INTERVAL if shortest is None else min(LONGEST_INTERVAL, max(SHORTEST_INTERVAL, shortest / BEATS_PER_VISIBILITY))
         )
-        if self._connection is None:
-            self._connection = self._kept.enter_context(self._database.open_apart())  # kept even while there is nothing to renew
+        connection = self._connected()  # kept even while there is nothing to renew
         if not runs:
             return
         with self._gate or nullcontext():
-            renewed, standing = self._renew(self._connection, [run.key for run in runs])
+            renewed, standing = self._renew(connection, [run.key for run in runs])
         for run in runs:
             if (end := renewed.get(run.job.id)) is not None:
                 run.job.claim_expires_at = end
@@ -111,6 +116,19 @@ class Heart:
             renewed = self._jobs.heartbeat_many(connection, claims)
         left = [claim for claim in claims if claim[0] not in renewed]
         return renewed, self._jobs.standing(connection, left) if left else set()
+
+    def _connected(self) -> Connection:
+        if self._connection is None or self._connection.invalidated:
+            self._let_go()
+            self._connection = self._kept.enter_context(self._database.open_apart())
+        return self._connection
+
+    def _take_leave(self) -> None:
+        try:
+            self._presence.leave(self._connected())
+        except (SQLAlchemyError, AlkstoreError, OSError) as error:
+            log.debug("this worker stays listed for a while (%s)", type(error).__name__)
+        self._let_go()
 
     def _let_go(self) -> None:
         self._connection = None

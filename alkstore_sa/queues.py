@@ -184,6 +184,16 @@ class Jobs:
         rows = bind.execute(self.database.statement(inspection.select_dead), values).mappings()
         return [job_from_row(row, self.codec) for row in rows]
 
+    def now(self, bind: Bind) -> datetime:
+        """Read the database's clock."""
+        read: datetime = bind.execute(self.database.statement(inspection.select_now)).scalar_one()
+        return read
+
+    def ahead(self, bind: Bind, job: Job, most: int) -> int:
+        """Count the ready jobs that are claimed before this one, up to `most`."""
+        values = {"job_queue": job.queue, "job_priority": job.priority, "job_run_at": job.run_at, "job_id": job.id, "job_limit": most}
+        return int(bind.execute(self.database.statement(inspection.count_ahead), values).scalar_one())
+
     def count(self, bind: Bind) -> Sequence[QueueStats]:
         """Count the jobs of every queue by state."""
         return [

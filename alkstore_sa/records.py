@@ -1,7 +1,7 @@
 """The shape of the data in Python: frozen pictures of rows. Pure; nothing here is attached to a session."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -65,6 +65,28 @@ class QueueStats:
     dead: int
     dead_capped: bool  # there are more than `dead` says
     oldest_due_age: timedelta | None
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """A worker as it showed itself last; `alive` where that was within three beats, which are 4 s apart.
+
+    `tasks` are the names of tasks that it can run, `raw_queues` the queues whose jobs of no task it handles, those of outboxes included.
+    """
+
+    id: str
+    host: str
+    pid: int
+    queues: Sequence[str]
+    tasks: Sequence[str]
+    raw_queues: Sequence[str]
+    running: int
+    done: int
+    failed: int  # runs that were retried, dead, lost or left unsettled
+    handler_ms: int  # time in handlers, all runs together
+    started_at: datetime
+    seen_at: datetime
+    alive: bool
 
 
 @dataclass(frozen=True)

@@ -123,12 +123,33 @@ class Run:
                 log.debug("interrupting job %s: %s", self.job.id, error)
 
 
+class Tally:
+    """What became of a worker's runs since its start."""
+
+    __slots__ = ("done", "failed", "seconds")
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.failed = 0
+        self.seconds = 0.0
+
+    def count(self, outcome: Outcome, seconds: float) -> None:
+        """Count one run."""
+        self.seconds += seconds
+        if outcome in (Outcome.DONE, Outcome.SETTLED):
+            self.done += 1
+        elif outcome in (Outcome.RETRIED, Outcome.DEAD, Outcome.LOST, Outcome.UNSETTLED):
+            self.failed += 1
+
+
 class Bench:
     """Every claim that a worker holds. Crews end runs on it; only the coordinator takes them off."""
 
     def __init__(self, enough: int) -> None:
         self.held: Final[dict[tuple[int, int], Run]] = {}
         self.latch: Final = Latch()
+        self.tally: Final = Tally()
+        self.paused: frozenset[str] = frozenset()  # as the last beat heard it
         self._ended: Final[deque[Run]] = deque()
         self._enough = enough
         self._told = False

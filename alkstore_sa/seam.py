@@ -45,7 +45,7 @@ def joined(tx: Tx, dialect: str, statement: Executable) -> Bind:
         TypeError: it is neither a Session, a scoped_session nor a Connection.
         InvalidOption: another dialect than the store's, autocommit, or a savepoint on SQLite that would commit.
     """
-    connection = _connection(tx, statement)
+    connection = connection_of(tx, statement)
     if connection.dialect.name != dialect:
         raise InvalidOption(f"this transaction is on {connection.dialect.name}, but the store is on {dialect}")
     begun = None if connection.in_transaction() else connection.begin()
@@ -71,7 +71,8 @@ def _has_map_of_its_own(session: Session) -> bool:
     return "schema_translate_map" in (getattr(session, "execution_options", None) or {})  # SQLAlchemy 2.1
 
 
-def _connection(tx: Tx, statement: Executable) -> Connection:
+def connection_of(tx: Tx, statement: Executable) -> Connection:
+    """Return the connection on which `tx` will run `statement`; raises `TypeError` where it is none of `Tx`."""
     if isinstance(tx, Connection):
         return tx
     if isinstance(tx, (Session, scoped_session)):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final, Self, Unpack
 
 from sqlalchemy import URL, Connection, Engine
@@ -20,7 +20,7 @@ from alkstore_sa.leases import Leases
 from alkstore_sa.locks import Lease, Locks, unique_owner
 from alkstore_sa.outbox import backing_queue
 from alkstore_sa.queues import Jobs
-from alkstore_sa.records import Fire, Job, JobState, LockInfo, QueueStats, Schedule, TickReport
+from alkstore_sa.records import Fire, Job, JobState, LockInfo, QueueStats, Schedule, TickReport, WorkerInfo
 from alkstore_sa.runner import Runner, tick_once
 from alkstore_sa.schedules import Schedules
 from alkstore_sa.seam import Tx
@@ -28,6 +28,7 @@ from alkstore_sa.stop import StopToken
 from alkstore_sa.ticks import Ticks
 from alkstore_sa.verify import verify_schema
 from alkstore_sa.wake import Bell
+from alkstore_sa.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Parts:
     jobs: Jobs
     bell: Bell
     poll: timedelta
+    workers: Workers
 
 
 class Store:
@@ -60,6 +62,7 @@ class Store:
         self._database: Final = Database(bind, schema=schema)
         self._jobs: Final = Jobs(self._database, JsonCodec() if codec is None else codec, waking=wake)
         self._bell: Final = Bell(self._database, waking=wake)
+        self._workers: Final = Workers(self._database)
         self._leases: Final = Leases(self._database, waking=wake)
         self._locks: Final = Locks(self._database, self._leases)
         self._ticks: Final = Ticks(self._database, self._leases, waking=wake)
@@ -147,6 +150,35 @@ class Store:
     def queues(self) -> Sequence[QueueStats]:
         """Count the jobs of every queue that has any, by state; dead ones up to 100,000."""
         return self._database.run_single(self._jobs.count)
+
+    # -- workers ----------------------------------------------------------------------------------------------------
+
+    def workers(self) -> Sequence[WorkerInfo]:
+        """List the workers as they showed themselves last; one that was silent for an hour is forgotten. Nothing depends on it."""
+        return self._database.run_single(self._workers.every)
+
+    def pause_queue(self, name: str) -> bool:
+        """Let workers claim nothing more from the queue, within 5 s; False where it is paused already.
+
+        What runs goes on, jobs may be enqueued, and `Queue.claim` by hand does not look.
+        """
+        return self._database.run_single(self._workers.pause, checked_name("queue", name))
+
+    def resume_queue(self, name: str) -> bool:
+        """Let workers claim from the queue again, within 5 s; False where it is not paused."""
+        return self._database.run_single(self._workers.resume, checked_name("queue", name))
+
+    def pause_outbox(self, name: str) -> bool:
+        """Let workers deliver nothing more of the outbox, as `pause_queue` does; `Outbox.run` does not look."""
+        return self._database.run_single(self._workers.pause, backing_queue(name))
+
+    def resume_outbox(self, name: str) -> bool:
+        """Let workers deliver the outbox again; False where it is not paused."""
+        return self._database.run_single(self._workers.resume, backing_queue(name))
+
+    def paused_queues(self) -> Mapping[str, datetime]:
+        """Tell which queues are paused, those behind outboxes included, and since when."""
+        return self._database.run_single(self._workers.paused)
 
     # -- locks ------------------------------------------------------------------------------------------------------
 
@@ -277,7 +309,7 @@ class Store:
     @property
     def parts(self) -> "Parts":
         """What the store is made of: for the rooms above."""
-        return Parts(self._database, self._jobs, self._bell, self._poll)
+        return Parts(self._database, self._jobs, self._bell, self._poll, self._workers)
 
     def stamped_queue(self, name: str, stamps: Stamps, *, task: str | None = None) -> Queue:
         """Give a handle on a queue, the engine's own included, whose jobs are of `task` and stamped as given: for the rooms above."""

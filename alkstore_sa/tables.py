@@ -142,11 +142,45 @@ class FireRow(_Row):
     __table_args__ = (PrimaryKeyConstraint("schedule", "boundary", name="alkstore_fire_pk"),)
 
 
+class WorkerRow(_Row):
+    """A worker as it showed itself last; nothing but what people see depends on it."""
+
+    __tablename__ = "alkstore_worker"
+
+    id: Mapped[str] = mapped_column(Text)
+    host: Mapped[str] = mapped_column(Text)
+    pid: Mapped[int] = mapped_column(Integer)
+    queues: Mapped[str] = mapped_column(Text)  # JSON lists: what it serves, which tasks it knows, whose raw jobs it handles
+    tasks: Mapped[str] = mapped_column(Text)
+    raw_queues: Mapped[str] = mapped_column(Text)
+    running: Mapped[int] = mapped_column(Integer)
+    done: Mapped[int] = mapped_column(BigInteger)
+    failed: Mapped[int] = mapped_column(BigInteger)
+    handler_ms: Mapped[int] = mapped_column(BigInteger)
+    started_at: Mapped[datetime] = mapped_column(UtcInstant)
+    seen_at: Mapped[datetime] = mapped_column(UtcInstant)
+
+    __table_args__ = (PrimaryKeyConstraint("id", name="alkstore_worker_pk"),)
+
+
+class PauseRow(_Row):
+    """A queue that workers do not claim from for the time being."""
+
+    __tablename__ = "alkstore_pause"
+
+    queue: Mapped[str] = mapped_column(Text)
+    paused_at: Mapped[datetime] = mapped_column(UtcInstant)
+
+    __table_args__ = (PrimaryKeyConstraint("queue", name="alkstore_pause_pk"),)
+
+
 jobs: Final = cast(Table, JobRow.__table__)
 dead: Final = cast(Table, DeadRow.__table__)
 locks: Final = cast(Table, LockRow.__table__)
 schedules: Final = cast(Table, ScheduleRow.__table__)
 fires: Final = cast(Table, FireRow.__table__)
+workers: Final = cast(Table, WorkerRow.__table__)
+pauses: Final = cast(Table, PauseRow.__table__)
 
 _ready: Final = column("state") == "ready"
 _delayed: Final = column("state") == "delayed"

@@ -229,6 +229,10 @@ class Tasks:
         raw = [handler for queue, handler in self._raw.items() if queue in served]
         return [*tasks, *raw, *(handler for name, handler in self._deliveries.items() if backing_queue(name) in served)]
 
+    def known(self, queues: Iterable[str]) -> tuple[Sequence[str], Sequence[str]]:
+        """Tell the names of tasks under which jobs can be run here, and for which of `queues` those of no task can be."""
+        return sorted({*self._tasks, *self._aliases}), [queue for queue in queues if self.handler(queue, None) is not None]
+
     @property
     def declares_schedules(self) -> bool:
         """Whether `every` was used."""

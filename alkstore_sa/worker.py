@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from sqlalchemy.exc import DBAPIError
@@ -25,6 +25,7 @@ from alkstore_sa.heartbeats import Heart
 from alkstore_sa.loop import LoopCrew
 from alkstore_sa.outbox import backing_queue
 from alkstore_sa.patience import Patience, is_away
+from alkstore_sa.presence import Presence
 from alkstore_sa.rounds import Rounds
 from alkstore_sa.runs import Bench
 from alkstore_sa.sessions import Sessions
@@ -137,7 +138,11 @@ class Worker:
             None if engine is None else engine.sync_engine,
             in_use=any(handler.session is not None for handler in handlers),
         )
-        heart = Heart(parts.jobs, bench, sessions.gate)
+        known, raw_queues = self._tasks.known(queues)
+        presence = Presence(parts.database, self.worker_id, bench, queues, known, raw_queues)
+        with suppress(DBAPIError):  # else the first beat hears it
+            bench.paused = frozenset(self._store.paused_queues())
+        heart = Heart(parts.jobs, bench, sessions.gate, presence)
         stack.callback(heart.close)
         threads = ThreadCrew(self._slots, bench, sessions, self._around)
         stack.callback(threads.close)

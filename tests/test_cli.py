@@ -35,10 +35,10 @@ def said(*arguments, **environment):
 
 def test_up_look_and_down(tmp_path):
     url = f"sqlite:///{tmp_path / 'jobs.db'}"
-    at_head = "the tables are at alkstore_0002\n"
+    at_head = "the tables are at alkstore_0003\n"
     assert said("upgrade", "--url", url) == (0, at_head, "")
     assert said("upgrade", ALKSTORE_URL=url) == (0, at_head, "")
-    assert said("current", ALKSTORE_URL=url) == (0, "alkstore_0002\n", "")
+    assert said("current", ALKSTORE_URL=url) == (0, "alkstore_0003\n", "")
     assert said("check", ALKSTORE_URL=url) == (0, "the tables are as this version makes them\n", "")
     assert said("downgrade", "--yes", ALKSTORE_URL=url) == (0, "the tables are at base\n", "")
     assert said("current", ALKSTORE_URL=url) == (0, "base\n", "")
@@ -46,7 +46,7 @@ def test_up_look_and_down(tmp_path):
     assert (code, out) == (1, "")
     assert (
         err
-        == "Error: this database has no table alkstore_dead, alkstore_fire, alkstore_job, alkstore_lock, alkstore_schedule: run `alkstore upgrade`\n"
+        == "Error: this database has no table alkstore_dead, alkstore_fire, alkstore_job, alkstore_lock, alkstore_pause, alkstore_schedule, alkstore_worker: run `alkstore upgrade`\n"
     )
 
 
@@ -74,14 +74,14 @@ def test_check_shows_what_was_changed_by_hand(database):
 @pytest.mark.databases("postgresql-18")
 def test_the_schema_is_an_option_and_named_in_the_advice(database):
     assert said("check", "--url", database.url, ALKSTORE_SCHEMA="Jobs")[2] == (
-        "Error: schema 'Jobs' has no table alkstore_dead, alkstore_fire, alkstore_job, alkstore_lock, alkstore_schedule: run `alkstore upgrade --schema Jobs`\n"
+        "Error: schema 'Jobs' has no table alkstore_dead, alkstore_fire, alkstore_job, alkstore_lock, alkstore_pause, alkstore_schedule, alkstore_worker: run `alkstore upgrade --schema Jobs`\n"
     )
     assert said("current", "--schema", "Jobs", "--url", database.url)[1] == "base\n"
     assert database.sql("SELECT 1 FROM pg_namespace WHERE nspname = 'Jobs'") == []
     assert said("upgrade", "--schema", "Jobs", "--url", database.url)[0] == 0
     assert said("check", "--schema", "Jobs", "--url", database.url)[:2] == (0, "the tables are as this version makes them\n")
     assert said("downgrade", "--yes", "--schema", "Jobs", "--url", database.url)[1] == "the tables are at base\n"
-    assert said("current", "--url", database.url)[1] == "alkstore_0002\n"
+    assert said("current", "--url", database.url)[1] == "alkstore_0003\n"
 
 
 @pytest.mark.parametrize("table", ["alembic_version", "shop_version"])
@@ -89,7 +89,7 @@ def test_an_upgrade_beside_another_history_prints_the_line_that_saves_the_tables
     database.sql(f"CREATE TABLE {table} (version_num VARCHAR(32) NOT NULL)")
     database.sql("CREATE TABLE app_version (id INTEGER, version_num TEXT)")  # looks like one, and is none
     code, out, err = said("upgrade", "--url", database.url)
-    assert (code, out) == (0, "the tables are at alkstore_0002\n")
+    assert (code, out) == (0, "the tables are at alkstore_0003\n")
     assert f"({table})" in err
     assert "from alkstore_sa.migrate import include_name\n    context.configure(..., include_name=include_name())" in err
 
@@ -173,7 +173,7 @@ def test_an_unknown_revision_is_one_sentence(database):
 
 def test_a_downgrade_asks_first(database):
     assert said("downgrade", "--url", database.url) == (1, "", "Error: this loses jobs: say --yes\n")
-    assert migrate.current(database.engine()) == "alkstore_0002"
+    assert migrate.current(database.engine()) == "alkstore_0003"
 
 
 def test_a_url_must_be_given_and_the_message_says_how():

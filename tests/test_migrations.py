@@ -61,7 +61,7 @@ def test_c16_the_library_and_its_host_live_in_one_database(empty, tmp_path, inte
     version = empty.sql("SELECT version_num FROM alembic_version")
 
     for code, out, err in host.alkstore("upgrade", times=3):
-        assert (code, out) == (0, "the tables are at alkstore_0002\n")
+        assert (code, out) == (0, "the tables are at alkstore_0003\n")
         assert "alembic_version" in err and "include_name=include_name()" in err
     assert shape(empty) == made_by_create_all(empty, tmp_path)
 
@@ -90,7 +90,9 @@ def test_c16_the_library_and_its_host_live_in_one_database(empty, tmp_path, inte
             "alkstore_fire",
             "alkstore_job",
             "alkstore_lock",
+            "alkstore_pause",
             "alkstore_schedule",
+            "alkstore_worker",
             "alkstore_version",
             "foreign_table",
             "given_up",
@@ -115,15 +117,15 @@ def test_three_processes_upgrade_a_database_that_is_not_there_yet(empty, interpr
     if empty.kind == "sqlite":
         assert not Path(make_url(empty.url).database).exists()
     told = interpreter.run("alkstore", ["upgrade"], times=3, ALKSTORE_URL=empty.url)
-    assert told == [(0, "the tables are at alkstore_0002\n", "")] * 3
-    assert migrate.current(empty.engine()) == "alkstore_0002"
+    assert told == [(0, "the tables are at alkstore_0003\n", "")] * 3
+    assert migrate.current(empty.engine()) == "alkstore_0003"
 
 
 def test_three_processes_upgrade_one_schema_under_an_empty_search_path(empty_pg, tmp_path, interpreter):
     _, url = login(empty_pg.server_url, empty_pg, search_path="''", default_transaction_isolation="serializable")
     empty_pg.sql(f'GRANT CREATE ON DATABASE {make_url(empty_pg.url).database} TO "{make_url(url).username}"')
     told = interpreter.run("alkstore", ["upgrade", "--schema", MIXED], times=3, ALKSTORE_URL=url)
-    assert told == [(0, "the tables are at alkstore_0002\n", "")] * 3
+    assert told == [(0, "the tables are at alkstore_0003\n", "")] * 3
     assert shape(empty_pg, MIXED) == made_by_create_all(empty_pg, tmp_path, MIXED)
     assert empty_pg.sql(
         "SELECT nspname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE relname ~ '^alkstore'  GROUP BY 1"
@@ -148,7 +150,7 @@ def test_an_upgrade_waits_for_a_writer_of_the_file(tmp_path):
             with pytest.raises(TimeoutError):
                 upgrading.result(timeout=0.7)
         upgrading.result(timeout=60)
-    assert migrate.current(database.engine()) == "alkstore_0002"
+    assert migrate.current(database.engine()) == "alkstore_0003"
     database.drop()
 
 
@@ -180,7 +182,7 @@ def test_an_engine_is_left_as_it_was_by_an_upgrade(empty):
         else:
             assert driver.autocommit is True
     engine.dispose()
-    assert migrate.current(empty.engine()) == "alkstore_0002"
+    assert migrate.current(empty.engine()) == "alkstore_0003"
 
 
 def test_an_upgrade_that_fails_leaves_nothing_behind(empty):
@@ -217,7 +219,7 @@ def test_the_default_schema_may_be_named(empty_pg):
     engine = empty_pg.engine()
     migrate.upgrade(engine, schema="public")
     assert migrate.check(engine, schema="public") == migrate.check(engine) == []
-    assert migrate.current(engine) == "alkstore_0002"
+    assert migrate.current(engine) == "alkstore_0003"
 
 
 def test_two_schemas_live_side_by_side(empty_pg):
@@ -226,7 +228,7 @@ def test_two_schemas_live_side_by_side(empty_pg):
         migrate.upgrade(engine, schema=schema)
     assert [migrate.check(engine, schema=schema) for schema in ("one", "two", None)] == [[], [], []]
     migrate.downgrade(engine, schema="one")
-    assert [migrate.current(engine, schema=schema) for schema in ("one", "two", None)] == [None, "alkstore_0002", "alkstore_0002"]
+    assert [migrate.current(engine, schema=schema) for schema in ("one", "two", None)] == [None, "alkstore_0003", "alkstore_0003"]
 
 
 # -- the alembic command in a checkout ------------------------------------------------------------------------------
@@ -246,12 +248,12 @@ def test_the_alembic_command_of_a_checkout_upgrades_checks_and_downgrades(empty,
     placed = ["-x", f"schema={MIXED}"] if empty.kind == "postgresql" else []
     schema = MIXED if placed else None
     here = ["-x", f"url={empty.url}", *placed]
-    assert "alkstore_0002" not in in_the_checkout(*here, "current")
+    assert "alkstore_0003" not in in_the_checkout(*here, "current")
     if placed:
         assert not inspect(empty.engine()).has_schema(MIXED)  # a look makes nothing
     in_the_checkout(*here, "upgrade", "head")
     assert "No new upgrade operations detected" in in_the_checkout(*here, "check")
-    assert migrate.current(empty.engine(), schema=schema) == "alkstore_0002"
+    assert migrate.current(empty.engine(), schema=schema) == "alkstore_0003"
     in_the_checkout(*here, "downgrade", "base")
     assert migrate.current(empty.engine(), schema=schema) is None
 
@@ -271,7 +273,7 @@ def test_the_sql_of_the_revisions_can_be_written_and_run_by_hand(empty_pg, tmp_p
             if statement.strip() and "INFO" not in statement:
                 connection.exec_driver_sql(statement)
     assert shape(empty_pg, MIXED) == made_by_create_all(empty_pg, tmp_path, MIXED)
-    assert migrate.current(empty_pg.engine(), schema=MIXED) == "alkstore_0002"
+    assert migrate.current(empty_pg.engine(), schema=MIXED) == "alkstore_0003"
 
 
 # -- what is there and what is not ----------------------------------------------------------------------------------
@@ -297,7 +299,8 @@ def test_a_database_without_the_tables_is_told_by_every_verb(empty):
             assert raised.value.__cause__.orig is not None  # the database's own error
             assert not isinstance(raised.value, SchemaOutdated)
         with pytest.raises(
-            SchemaMissing, match="alkstore_dead, alkstore_fire, alkstore_job, alkstore_lock, alkstore_schedule.*run `alkstore upgrade`$"
+            SchemaMissing,
+            match="alkstore_dead, alkstore_fire, alkstore_job, alkstore_lock, alkstore_pause, alkstore_schedule, alkstore_worker.*run `alkstore upgrade`$",
         ):
             store.verify()
         with pytest.raises(SchemaMissing, match="run `alkstore upgrade`$"):
@@ -472,7 +475,7 @@ def test_a_new_revision_of_ours_is_written_by_autogenerate(tmp_path, interpreter
     (tmp_path / "alembic.ini").write_text("[alembic]\nscript_location = %(here)s/alembic\n")
     database = empty_sqlite(tmp_path / "new.db")
     here = ["-x", f"url={database.url}"]
-    commands = (["revision", "--autogenerate", "-m", "jobs", "--rev-id", "alkstore_0002"], ["upgrade", "head"], ["check"])
+    commands = (["revision", "--autogenerate", "-m", "jobs", "--rev-id", "alkstore_0003"], ["upgrade", "head"], ["check"])
     [told] = interpreter.run("alembic", *([*here, *command] for command in commands), folder=tmp_path)
     assert told[0] == 0, told
     [made] = (tmp_path / "alembic" / "versions").glob("*.py")
@@ -493,4 +496,4 @@ def test_nothing_of_ours_issues_ddl_by_itself(empty):
     assert inspect(empty.engine()).get_table_names() == []
     assert "create_all" not in "".join(path.read_text() for path in Path(alkstore_sa.__file__).parent.rglob("*.py")).replace(
         "or create_all", ""
-    ).replace("by `create_all`", "")
+    ).replace("by `create_all`", "").replace("by `metadata.create_all`", "")

@@ -39,7 +39,7 @@ def test_schedules_history_and_locks_are_listed(database, store):
 
     code, out, _ = said("schedules", ALKSTORE_URL=url)
     assert code == 0
-    assert out.splitlines()[0].split() == ["name", "spec", "queue", "next_fire_at", "paused", "last_error"]
+    assert out.splitlines()[0].split() == ["name", "spec", "queue", "task", "next", "last", "error"]
     assert out.splitlines()[1].startswith("s [x]")
     (shown,) = json.loads(said("schedules", "--json", "--url", url)[1])
     assert (shown["name"], shown["spec"], shown["payload"], shown["headers"], shown["expires"]) == (

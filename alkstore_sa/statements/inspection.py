@@ -16,6 +16,7 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    tuple_,
     union,
     union_all,
 )
@@ -130,6 +131,20 @@ def _dead_queues() -> Any:
     names = select(func.min(dead.c.queue).label("queue")).cte("names", recursive=True)
     following = select(func.min(dead.c.queue)).where(dead.c.queue > names.c.queue).correlate(names).scalar_subquery()
     return names.union_all(select(following).where(names.c.queue.is_not(None)))
+
+
+def select_now() -> Select[Any]:
+    """Read the database's clock."""
+    return select(statement_now())
+
+
+def count_ahead() -> Executable:
+    """Count, up to a bound, the ready jobs of a queue that are claimed before a given one."""
+    placed = (bindparam("job_run_at", type_=UtcInstant), bindparam("job_id", type_=BigInteger))
+    priority = bindparam("job_priority", type_=Integer)
+    before = or_(jobs.c.priority > priority, and_(jobs.c.priority == priority, tuple_(jobs.c.run_at, jobs.c.id) < tuple_(*placed)))
+    ahead = select(literal_column("1")).where(jobs.c.queue == _QUEUE, jobs.c.state == READY, before).limit(_LIMIT).subquery("ahead")
+    return select(func.count()).select_from(ahead)
 
 
 def select_dead() -> Select[Any]:

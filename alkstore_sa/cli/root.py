@@ -1,12 +1,9 @@
 """The command line: reads arguments, calls one function, prints. Errors are one sentence on stderr and exit code 1."""
 
-import dataclasses
-import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import mkdtemp
@@ -239,76 +236,3 @@ def scheduler(url: str, schema: str | None, *, verbose: bool) -> None:
         click.echo("the scheduler stands by", err=True)
         store.serve_schedules(stop)
     click.echo("the scheduler has stopped", err=True)
-
-
-@main.group(invoke_without_command=True)
-@click.option("--url", envvar="ALKSTORE_URL", help="Database URL of SQLAlchemy; also ALKSTORE_URL.")
-@click.option("--schema", envvar="ALKSTORE_SCHEMA", help="Schema of the tables (PostgreSQL).")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a list of objects.")
-@click.pass_context
-def schedules(ctx: click.Context, url: str | None, schema: str | None, *, as_json: bool) -> None:
-    """List the schedules; with `history NAME`, what became of one's boundaries."""
-    ctx.obj = (url, schema)
-    if ctx.invoked_subcommand is not None:
-        return
-    if url is None:
-        raise click.UsageError("Missing option '--url'.", ctx)
-    with _store(url, schema) as store:
-        _show(store.schedules(), ("name", "spec", "queue", "next_fire_at", "paused", "last_error"), as_json)
-
-
-@schedules.command()
-@click.option("--url", help="Database URL of SQLAlchemy; also ALKSTORE_URL.")
-@click.option("--schema", help="Schema of the tables (PostgreSQL).")
-@click.argument("name")
-@click.option("--limit", default=100, show_default=True, help="How many rows, the newest first.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a list of objects.")
-@click.pass_context
-def history(ctx: click.Context, url: str | None, schema: str | None, name: str, limit: int, *, as_json: bool) -> None:
-    """Show what became of a schedule's boundaries, the newest first."""
-    place = url or ctx.obj[0]
-    if place is None:
-        raise click.UsageError("Missing option '--url'.", ctx)
-    with _store(place, schema or ctx.obj[1]) as store:
-        _show(store.schedule_history(name, limit=limit), ("boundary", "through", "fired_at", "job_id", "skipped", "caught_up"), as_json)
-
-
-@main.command()
-@_database_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a list of objects.")
-def locks(url: str, schema: str | None, *, as_json: bool) -> None:
-    """List the locks that somebody holds, the scheduler's own included."""
-    with _store(url, schema) as store:
-        _show(store.locks(), ("name", "owner", "token", "expires_at"), as_json)
-
-
-def _show(records: Sequence[Any], columns: Sequence[str], as_json: bool) -> None:
-    """Print records: every field of theirs as JSON, or these columns as a table, empty where there is nothing."""
-    if as_json:
-        fields = [{field.name: _plain(getattr(record, field.name)) for field in dataclasses.fields(record)} for record in records]
-        click.echo(json.dumps(fields, ensure_ascii=False, indent=2, default=str))
-        return
-    rows = [list(columns), *([_cell(getattr(record, column)) for column in columns] for record in records)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(columns))]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, datetime):
-        return value.isoformat(timespec="milliseconds")
-    return " ".join(str(value).splitlines())
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    return dict(value) if isinstance(value, Mapping) else value
-
-
-if __name__ == "__main__":
-    main()

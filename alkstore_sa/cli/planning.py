@@ -1,0 +1,102 @@
+"""Commands on schedules."""
+
+import click
+
+from alkstore_sa.cli.frame import Target, as_json, on_store
+from alkstore_sa.cli.looking import limited
+from alkstore_sa.cli.root import main
+from alkstore_sa.cli.shape import Column, ago, show_json, show_table
+
+
+@main.group(
+    epilog="Keys of --json: name, spec, queue, payload, payload_error, priority, max_attempts, expires, task, headers, next_fire_at,"
+    " paused, last_error.",
+    invoke_without_command=True,
+)
+@click.option("--url", envvar="ALKSTORE_URL", show_envvar=True, help="The database: postgresql+psycopg://… or sqlite:///FILE.")
+@click.option("--schema", envvar="ALKSTORE_SCHEMA", show_envvar=True, help="Schema of the tables (PostgreSQL).")
+@click.option("--app", envvar="ALKSTORE_APP", show_envvar=True, help="A bound Tasks, as module:attribute; its store, without --url.")
+@as_json
+@click.pass_context
+def schedules(ctx: click.Context, url: str | None, schema: str | None, app: str | None, *, as_json: bool) -> None:
+    """List the schedules; with a subcommand, look at one or steer it."""
+    given = {"url": url, "schema": schema, "app": app}
+    if ctx.invoked_subcommand is not None:
+        ctx.obj = given  # for a subcommand that is not told otherwise behind its own name
+        return
+    _list(**given, as_json=as_json)
+
+
+@on_store
+def _list(target: Target, *, as_json: bool) -> None:
+    found = target.store.schedules()
+    if as_json:
+        show_json(found)
+        return
+    now = target.store.parts.database.run_single(target.store.parts.jobs.now)
+    columns = [
+        Column("name"),
+        Column("spec", keep=True),
+        Column("queue"),
+        Column("task", wide=True),
+        Column("next", keep=True),
+        Column("", keep=True),
+        Column("last error"),
+    ]
+    rows = [
+        [
+            one.name,
+            one.spec,
+            one.queue,
+            one.task or "",
+            "" if one.paused else ago(one.next_fire_at, now),
+            "paused" if one.paused else "",
+            one.last_error,
+        ]
+        for one in found
+    ]
+    show_table(columns, rows, empty="there are no schedules")
+
+
+@schedules.command(epilog="Keys of --json: schedule, boundary, through, fired_at, job_id, skipped, caught_up.")
+@on_store
+@click.argument("name")
+@limited
+@as_json
+def history(target: Target, name: str, *, limit: int, as_json: bool) -> None:
+    """Show what became of a schedule's boundaries, the newest first."""
+    found = target.store.schedule_history(name, limit=limit)
+    if as_json:
+        show_json(found)
+        return
+    columns = [Column("boundary", keep=True), Column("fired", keep=True), Column("job", "right", keep=True), Column("what", keep=True)]
+    rows = [
+        [
+            one.boundary,
+            one.fired_at,
+            one.job_id or "",
+            f"skipped {one.skipped}" if one.skipped else "fired late" if one.caught_up else "fired",
+        ]
+        for one in found
+    ]
+    show_table(columns, rows, empty=f"nothing is recorded of schedule {name!r}")
+
+
+@schedules.command()
+@on_store
+@click.argument("name")
+def pause(target: Target, name: str) -> None:
+    """Stop a schedule from firing until it is resumed."""
+    if not target.store.pause_schedule(name):
+        raise click.ClickException(f"there is no schedule {name!r}")
+    click.echo(f"schedule {name!r} is paused")
+
+
+@schedules.command()
+@on_store
+@click.argument("name")
+def resume(target: Target, name: str) -> None:
+    """Let a paused schedule fire again, from the first boundary after now on."""
+    if not target.store.resume_schedule(name):
+        raise click.ClickException(f"there is no schedule {name!r}")
+    click.echo(f"schedule {name!r} fires again")

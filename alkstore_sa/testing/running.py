@@ -1,0 +1,206 @@
+"""Jobs run on the calling thread, one after the other, as a worker would settle them."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from types import MethodType
+from typing import Any, Final, Literal, Self
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+
+from alkstore_sa._options import whole
+from alkstore_sa._payload import Payload
+from alkstore_sa.errors import InvalidOption, NotBound
+from alkstore_sa.handles import JobHandle
+from alkstore_sa.outbox import backing_queue
+from alkstore_sa.outcomes import Fail, Retry, Snooze
+from alkstore_sa.runs import Outcome, Run, conclude, note_settled
+from alkstore_sa.sessions import Sessions, refuse_awaitable
+from alkstore_sa.store import Parts, Store
+from alkstore_sa.tasks import Tasks
+
+WORKER_ID: Final = "run_due"
+UNKNOWN_PAUSE: Final = 30.0
+MOST_RUNS: Final = 1_000_000
+
+
+@dataclass(frozen=True)
+class RanJob:
+    """One run of a job, settled. `outcome` is in words; `error` is what the handler raised."""
+
+    id: int
+    queue: str
+    task: str | None
+    payload: Payload
+    attempts: int
+    outcome: str
+    error: BaseException | None
+
+
+def run_due(tasks: Tasks, limit: int = 1000, errors: Literal["raise", "record"] = "raise") -> list[RanJob]:
+    """Run what is due on the queues and outboxes of `tasks` on this thread, and what that enqueues, at most `limit` runs.
+
+    Each run is settled as a worker settles it: done, retried with its backoff, snoozed, dead. Handlers with a Session get one on the
+    connection that the store joined, or one of the registry's `session_factory`. Async handlers run to their end on an event loop of
+    this call. After each run that failed, `errors="raise"` raises what the handler raised, the job being settled already; a handler's
+    own `Retry`, `Snooze` or `Fail` is no failure. `timeout`, heartbeats and concurrency are a worker's: here there are none.
+
+    Raises:
+        InvalidOption: an option; this is called from a running event loop; a handler takes an AsyncSession, and the store is joined or
+            there is no `async_engine`; or (with `errors="raise"`) no handler is registered for a job, which is given back.
+        NotBound: the tasks have no store.
+    """
+    whole("limit", limit, 1, MOST_RUNS)
+    if errors not in ("raise", "record"):
+        raise InvalidOption(f"errors {errors!r} is none of 'raise', 'record'")
+    ran: list[RanJob] = []
+    with _Runs(tasks) as runs:
+        for job in itertools.islice(runs.claimed(), limit):
+            one = runs.settle(job)
+            ran.append(one)
+            if errors == "raise" and one.error is not None and not isinstance(one.error, (Retry, Snooze, Fail)):
+                raise one.error
+    return ran
+
+
+class _Runs:
+    """The runs of one call."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        if tasks.store is None:
+            raise NotBound("these tasks have no store yet: write `tasks.bind(store)` first")
+        self._store: Store = tasks.store
+        self._parts: Parts = self._store.parts
+        self._queues = [*tasks.queues, *(backing_queue(name) for name in tasks.outboxes)]
+        self._loop = _Loop(tasks)
+        joined = self._parts.database.lender
+        is_async = tasks.async_engine is not None and joined is None
+        self._sessions = Sessions(
+            self._parts.database,
+            1,
+            partial(_session, tasks, self._store.engine, joined),
+            async_sessionmaker(tasks.async_engine) if is_async else None,
+            None,
+            in_use=False,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._loop.close()
+
+    def claimed(self) -> Iterator[JobHandle]:
+        """Claim one job after the other, the queues in turn, until all are empty."""
+        database, jobs = self._parts.database, self._parts.jobs
+        found = True
+        while found:
+            found = False
+            for queue in self._queues:
+                for row in database.run(jobs.claim_fresh, queue, WORKER_ID, 1):
+                    found = True
+                    yield JobHandle(jobs, row)
+
+    def settle(self, job: JobHandle) -> RanJob:
+        """Run one job and settle it."""
+        handler = self._tasks.handler(job.queue, job.task)
+        if handler is None:
+            error = InvalidOption(f"no handler is registered for {f'task {job.task!r}' if job.task else f'jobs of queue {job.queue!r}'}")
+            job.release(UNKNOWN_PAUSE, str(error))
+            return _told(job, Outcome.RELEASED, error)
+        run = Run(job, handler, time.monotonic())
+        run.start()
+        try:
+            with nullcontext() if self._tasks.around is None else self._tasks.around(job):
+                self._call(run)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the handler's failure
+            run.error = error
+        run.ended_at = time.monotonic()
+        self._conclude(run)
+        if run.outcome is Outcome.DEAD and self._tasks.on_dead is not None and (buried := self._store.get_job(job.id)) is not None:
+            self._tasks.on_dead(buried)
+        return _told(job, run.outcome or Outcome.DONE, run.error)
+
+    def _call(self, run: Run) -> None:
+        front, named = run.handler.arguments(run.job)
+        if run.handler.session == "async":
+            if self._parts.database.lender is not None:
+                raise InvalidOption("an AsyncSession cannot join this test's transaction: run such a task on a store that is not joined")
+            self._loop.run(self._sessions.call_async(run, front, named))
+        elif run.handler.session == "sync":
+            self._sessions.call(run, front, named)
+        elif run.handler.is_async:
+            self._loop.run(run.handler.function(*front, **named))
+        else:
+            refuse_awaitable(run.handler.function(*front, **named))
+
+    @staticmethod
+    def _conclude(run: Run) -> None:
+        if run.error is not None:
+            conclude(run)
+        elif run.commit_sent:
+            run.outcome = Outcome.DONE
+        elif run.job.settled:
+            note_settled(run)
+        else:
+            run.outcome = Outcome.DONE if run.job.ack() else Outcome.LOST
+
+
+class _Loop:
+    """An event loop that is made when an async handler comes."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._engine = tasks.async_engine
+        self._runner: asyncio.Runner | None = None
+
+    def run(self, coroutine: Any) -> None:
+        """Run a coroutine to its end."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            coroutine.close()
+            raise InvalidOption("run_due runs async handlers on a loop of its own: call it outside of a running event loop")
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        self._runner.run(coroutine)
+
+    def close(self) -> None:
+        """End the loop, and the connections that were opened on it."""
+        if self._runner is not None:
+            with self._runner as runner:
+                if self._engine is not None:
+                    runner.run(self._engine.dispose())
+
+
+def _session(tasks: Tasks, engine: Engine, lender: Callable[[], Connection] | None) -> Session:
+    """Make a handler's Session; where the store is joined, one whose statements on the store's engine go to the joined connection."""
+    session = (tasks.session_factory or sessionmaker(engine))()
+    if lender is None:
+        return session
+    connection = lender()
+    chosen = session.get_bind
+
+    def get_bind(_session: Session, *args: Any, **kwargs: Any) -> Any:
+        found = chosen(*args, **kwargs)
+        return connection if found.engine.url == engine.url else found
+
+    session.get_bind = MethodType(get_bind, session)  # type: ignore[method-assign]  # whatever kind of Session the factory makes
+    session.join_transaction_mode = "create_savepoint"
+    return session
+
+
+def _told(job: JobHandle, outcome: Outcome, error: BaseException | None) -> RanJob:
+    try:
+        payload = job.payload
+    except ValueError:
+        payload = None
+    return RanJob(job.id, job.queue, job.task, payload, job.attempts, str(outcome), error)

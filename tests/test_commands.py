@@ -1,0 +1,360 @@
+"""The commands on a store: what each shows and does on both databases, as a process, on terminals, and as JSON."""
+
+import json
+import os
+import re
+import sys
+from datetime import timedelta
+
+import click
+import pexpect
+import pytest
+from test_cli import alkstore, said
+
+from alkstore_sa import Tasks
+from alkstore_sa.cli import main
+from alkstore_sa.testing import advance
+
+pytestmark = pytest.mark.timeout(120)
+
+SAID = {"host": "h", "pid": 7, "queues": [], "tasks": [], "raw_queues": [], "running": 0, "done": 3, "failed": 1, "handler_ms": 400}
+
+
+def register(store, worker_id="w1", **said):
+    """A worker's beat, as it writes it itself."""
+    with store.begin() as bind:
+        store.parts.workers.beat(bind, worker_id, {**SAID, **said})
+
+
+@pytest.fixture
+def scene(store):
+    """Queue emails: 1 ready, 2 delayed, 3 claimed, 4 dead, 5 dead; an outbox with 6; a schedule, a lock, a worker, a pause."""
+    emails = store.queue("emails", max_attempts=1)
+    emails.enqueue_many([{"order": n} for n in range(1, 6)])
+    claimed = {job.id: job for job in emails.claim("w1", limit=5)}
+    claimed[1].release()
+    claimed[2].release(delay=3600)
+    for number in (4, 5):
+        claimed[number].fail("ValueError: no such address\nTraceback: long and of no use here")
+    store.outbox("webhooks").enqueue({"event": "paid"})
+    store.schedule("nightly", "@every 1d", "emails")
+    store.try_lock("report", 600, owner="me")
+    register(store, queues=["emails"], tasks=["mail"], raw_queues=["emails"], running=1)
+    store.pause_queue("slow")
+    return store
+
+
+APP = """
+import os
+from alkstore_sa import Store, Tasks
+
+tasks = Tasks(Store(os.environ["APP_URL"]))
+
+
+@tasks.task(name="mail", queue="emails")
+def mail(to: str, n: int = 1) -> None: ...
+
+
+unbound = Tasks()
+"""
+
+
+# -- every command as a process ---------------------------------------------------------------------------------------
+
+COMMANDS = {
+    "queues": ["queues"],
+    "jobs": ["jobs"],
+    "job": ["job", "1"],
+    "dead": ["dead"],
+    "replay": ["replay", "4"],
+    "replay --all": ["replay", "--all", "--queue", "emails", "--yes"],
+    "cancel": ["cancel", "1", "--yes"],
+    "purge": ["purge", "--queue", "emails", "--older-than", "0", "--yes"],
+    "enqueue": ["enqueue", "emails", '{"order": 9}'],
+    "pause": ["pause", "emails"],
+    "resume": ["resume", "slow"],
+    "workers": ["workers"],
+    "ping": ["ping", "--worker", "w1"],
+    "doctor": ["doctor"],
+    "schedules": ["schedules"],
+    "schedules history": ["schedules", "history", "nightly"],
+    "locks": ["locks"],
+}
+
+
+def keys_of(command):
+    """The keys that a command's help documents."""
+    found = main
+    for name in command:
+        if not isinstance(found, click.Group) or name not in found.commands:
+            break
+        found = found.commands[name]
+    first = re.search(r"Keys of --json: (.*?)\.", found.epilog)[1]
+    return {re.sub(r" \(.*", "", key) for key in re.sub(r"\([^)]*\)", "", first).split(", ")} - {""}
+
+
+def test_every_command_says_as_a_process_what_its_json_says_and_documents_its_keys(database, scene):
+    """Steps on, one after another, as an operator would."""
+    store = scene
+    store.tick()
+    for name, command in COMMANDS.items():
+        register(store, queues=["emails"])
+        ran = alkstore(*command, "--json", ALKSTORE_URL=database.url)
+        assert ran.returncode == 0, (name, ran.stderr)
+        assert ran.stderr == ""
+        told = json.loads(ran.stdout)
+        for one in told if isinstance(told, list) else [told]:
+            assert {key.strip() for key in keys_of(command)} | ({"reasons"} if name == "job" else set()) == set(one), name
+    assert [job.id for job in store.jobs()] == [2, 3, 4, 5, 6, 7]
+    assert dict(store.paused_queues()).keys() == {"emails"}
+
+
+def test_tables_are_plain_lines_where_there_is_no_terminal(database, scene):
+    code, out, err = said("jobs", "--url", database.url)
+    lines = out.splitlines()
+    assert (code, err) == (0, "")
+    assert lines[0].split() == ["id", "queue", "task", "state", "tries", "when", "priority", "worker", "enqueued", "last", "error"]
+    assert [line.split()[0] for line in lines[1:]] == ["1", "2", "3", "4", "5", "6"]
+    assert "webhooks (outbox)" in lines[6]
+    assert all(line == line.rstrip() for line in lines)
+    assert "Traceback" not in out
+
+
+@pytest.mark.databases("sqlite")
+@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("command", ["queues", "jobs", "dead", "workers", "schedules", "locks", "doctor", "job 4"])
+def test_every_table_reads_well_on_a_terminal(database, scene, columns, command):
+    register(scene, f"web-7f9c-{'x' * 20}:31337:deadbeef", queues=["emails", "invoices", "reports"], done=1_234_567)
+    environment = {**os.environ, "ALKSTORE_URL": database.url, "TERM": "xterm", "NO_COLOR": "1"}
+    for name in ("COLUMNS", "LINES", "CI"):
+        environment.pop(name, None)
+    child = pexpect.spawn(
+        sys.executable, ["-m", "alkstore_sa.cli", *command.split()], env=environment, dimensions=(40, columns), encoding="utf-8", timeout=60
+    )
+    out = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", child.read())
+    child.close()
+    assert child.exitstatus == 0, out
+    lines = out.replace("\r", "").splitlines()
+    assert lines and all(len(line) <= columns for line in lines), out
+    assert command == "job 4" or "Traceback" not in out
+    if command == "jobs":
+        header = lines[0].split()
+        assert ("worker" in header) is (columns == 200)
+        assert header[:6] == ["id", "queue", "task", "state", "tries", "when"]
+        assert len(lines) == 7  # a job a line
+        dead = lines[4].split()
+        assert dead[:2] == ["4", "emails"] and "dead" in dead and "1/1" in dead
+        assert "ValueError: no such address" in lines[4] or columns == 80
+    if command == "queues":
+        assert "webhooks (outbox)" in out and "paused" in out
+    if command == "workers":
+        assert "1234567" in out
+
+
+# -- what the steering commands do ------------------------------------------------------------------------------------
+
+
+def test_what_destroys_asks_first(database, scene):
+    for command in (["cancel", "1"], ["purge", "--queue", "emails", "--older-than", "0"], ["replay", "--all", "--queue", "emails"]):
+        code, out, err = said(*command, ALKSTORE_URL=database.url)
+        assert (code, out) == (1, "")
+        assert err.endswith("Say --yes.\n")
+    assert len(scene.jobs()) == 6
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "alkstore_sa.cli", "cancel", "1"],
+        env={**os.environ, "ALKSTORE_URL": database.url},
+        encoding="utf-8",
+        timeout=60,
+    )
+    child.expect("for good")
+    child.sendline("n")
+    child.read()
+    child.close()
+    assert child.exitstatus == 1
+    assert scene.get_job(1) is not None
+
+
+def test_steering_says_what_it_did(database, scene):
+    def run(*command):
+        code, out, err = said(*command, ALKSTORE_URL=database.url)
+        assert code == 0, err
+        return out
+
+    assert run("replay", "4") == "job 4 is back\n"
+    assert scene.get_job(4).state == "ready"
+    assert run("replay", "--all", "--queue", "emails", "--yes") == "1 jobs are back\n"
+    assert run("cancel", "2", "--yes") == "job 2 is removed\n"
+    assert run("pause", "webhooks", "--outbox") == "queue webhooks (outbox) is paused now\n"
+    assert run("pause", "webhooks", "--outbox") == "queue webhooks (outbox) was paused already\n"
+    assert run("resume", "webhooks", "--outbox") == "queue webhooks (outbox) is resumed now\n"
+    assert run("schedules", "pause", "nightly") == "schedule 'nightly' is paused\n"
+    assert scene.schedules()[0].paused
+    assert run("schedules", "resume", "nightly") == "schedule 'nightly' fires again\n"
+    assert run("purge", "--queue", "emails", "--older-than", "1h", "--yes") == "0 dead jobs are deleted\n"
+
+
+def test_a_raw_job_or_a_task_is_enqueued(database, store, tmp_path, monkeypatch):
+    (tmp_path / "app_of_test.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    app = {"ALKSTORE_APP": "app_of_test:tasks", "APP_URL": database.url}
+    ran = alkstore("enqueue", "mail", '{"to": "ada"}', "--delay", "5m", "--priority", "7", **app)
+    assert (ran.returncode, ran.stdout) == (0, "job 1 is enqueued\n"), ran.stderr
+    [job] = store.jobs()
+    assert (job.task, job.queue, job.payload, job.priority) == ("mail", "emails", {"to": "ada"}, 7)
+    assert job.run_at - job.enqueued_at == timedelta(minutes=5)
+    wrong = {
+        ("mail", "[1]"): "'mail' is a task: give its arguments as a JSON object",
+        ("mail", "{}"): "task 'mail' cannot be called like this: missing a required argument: 'to'",
+        ("mail", '{"to": 1}'): "argument 'to' is of type int, not str",
+        ("mial", "{}"): "'mial' is no task that is known here, and no queue with jobs or workers; a new queue: --new-queue",
+        ("emails", "{"): "this is no JSON: Expecting property name enclosed in double quotes at character 2",
+        ("emails", "NaN"): "NaN is no JSON",
+    }
+    for arguments, sentence in wrong.items():
+        ran = alkstore("enqueue", *arguments, **app)
+        assert (ran.returncode, ran.stdout, ran.stderr) == (1, "", f"Error: {sentence}\n")
+    assert said("enqueue", "emails", "[1, null]", "--url", database.url)[0] == 0
+    assert said("enqueue", "fresh", "1", "--new-queue", "--url", database.url)[0] == 0
+    assert [(one.queue, one.payload) for one in store.jobs()][1:] == [("emails", [1, None]), ("fresh", 1)]
+
+
+def test_ping_tells_whether_a_worker_lives(database, store):
+    import socket
+
+    register(store, "here", host=socket.gethostname())
+    register(store, "there", host="there")
+
+    def ping(*arguments):
+        return said("ping", *arguments, ALKSTORE_URL=database.url)[0]
+
+    assert ping("--worker", "here") == ping("--host") == ping("--host", "there") == 0
+    assert ping("--worker", "nobody") == ping("--host", "elsewhere") == 1
+    assert ping() == ping("--worker", "here", "--host") == 2
+    advance(store, 13)
+    assert ping("--worker", "here") == ping("--host") == 1
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_errors_are_one_sentence_and_a_code(database, scene, tmp_path, monkeypatch):
+    (tmp_path / "app_of_errors.py").write_text(APP.replace("unbound = Tasks()", "unbound = Tasks()\nnothing = 1"))
+    (tmp_path / "app_that_fails.py").write_text("raise LookupError('no such setting\\nmore')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("APP_URL", database.url)
+    expected = {
+        ("job", "99"): "job 99 is not here: finished, cancelled or rolled back",
+        ("replay", "1"): "job 1 is not among the dead",
+        ("cancel", "4", "--yes"): "there is no live job 4",
+        ("schedules", "pause", "x"): "there is no schedule 'x'",
+        ("pause", ""): "queue name",
+        ("queues", "--app", "app_that_fails:tasks"): "--app app_that_fails:tasks: LookupError: no such setting",
+        ("queues", "--app", "app_of_errors:nothing"): "--app 'app_of_errors:nothing' is a int",
+        ("queues", "--app", "app_of_errors:unbound"): "--app 'app_of_errors:unbound' has no store",
+        ("queues", "--app", "nonsense"): "--app 'nonsense' is not of the form module:attribute",
+    }
+    for command, sentence in expected.items():
+        code, out, err = said(*command, ALKSTORE_URL=database.url)
+        assert (code, out) == (1, ""), (command, err)
+        assert err.startswith(f"Error: {sentence}"), err
+        assert err.count("\n") == 1
+    for command in (
+        ["queues"],
+        ["replay", "--url", database.url],
+        ["purge", "--older-than", "1", "--url", database.url],
+        ["purge", "--queue", "q", "--older-than", "soon"],
+    ):
+        code, out, err = said(*command, "--yes") if command[0] in ("replay", "purge") else said(*command)
+        assert (code, out) == (2, "")
+        assert "Usage:" in err
+
+
+def test_names_and_errors_cannot_steer_the_terminal(database, store):
+    store.queue("evil\x1b[2J[red]").enqueue(1)
+    store.queue("evil\x1b[2J[red]").claim_one("w").fail("\x1b]0;owned\x07")
+    for command in (["jobs"], ["queues"], ["dead"], ["job", "1"]):
+        code, out, _ = said(*command, ALKSTORE_URL=database.url)
+        assert code == 0
+        assert "\x1b" not in out and "\x07" not in out
+        assert "evil\\x1b[2J[red]" in out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_for_the_shell(shell):
+    code, out, _ = said("completion", shell)
+    assert code == 0
+    assert "_ALKSTORE_COMPLETE" in out and "alkstore" in out
+
+
+# -- job ID: why is it not running ------------------------------------------------------------------------------------
+
+
+def why(database, job_id):
+    code, out, err = said("job", str(job_id), "--json", ALKSTORE_URL=database.url)
+    told = json.loads(out)
+    assert code == (1 if told["state"] is None else 0), err
+    shown = said("job", str(job_id), ALKSTORE_URL=database.url)
+    for reason in told["reasons"]:
+        if re.search(r"\d s|min", reason["sentence"]) is None:
+            assert reason["sentence"] in (shown[1] or shown[2])
+    return {reason["code"]: reason["sentence"] for reason in told["reasons"]}
+
+
+def test_a_job_says_why_it_does_not_run(database, store):
+    queue = store.queue("q", max_attempts=2)
+    tasks = Tasks(store)
+
+    @tasks.task(name="mail", queue="q", max_attempts=2, base_backoff=600)
+    def mail() -> None: ...
+
+    first, second = queue.enqueue(1), queue.enqueue(2)
+    assert why(database, second).keys() == {"no_worker"}
+    register(store, "w1", queues=["q"], raw_queues=["q"], tasks=["other"])
+    assert "it is the next of its queue, and 1 live workers serve the queue" in why(database, first)["waiting"]
+    assert "1 jobs of its queue come before it" in why(database, second)["waiting"]
+
+    task = mail.enqueue()
+    assert why(database, task) == {"unknown_task": "task 'mail' is unknown to all 1 live workers of the queue: they give it back"}
+    register(store, "w2", queues=["q"], tasks=["mail"])
+    assert why(database, task).keys() == {"waiting"}
+    store.pause_queue("q")
+    assert why(database, task).keys() == {"paused"}
+    store.resume_queue("q")
+
+    claimed = {job.id: job for job in queue.claim("w1", limit=10)}
+    assert why(database, first)["claimed"].startswith("worker w1 has it until ")
+    claimed[task].retry("ConnectionError: no route\nTraceback")
+    assert "after attempt 1 of 2 failed: ConnectionError: no route" in why(database, task)["delayed"]
+    claimed[second].release(delay=60)
+    assert (
+        re.search(r"it is delayed until .*Z \(in (59|60|5\d\.\d) ?s?", why(database, second)["delayed"])
+        or "1 min" in why(database, second)["delayed"]
+    )
+
+    advance(store, 20)  # w1 is silent
+    assert "which is silent since" in why(database, first)["claimed"]
+    advance(store, 300)
+    assert why(database, first).keys() == {"lapsed", "no_worker"}
+    assert "the claim of worker w1 lapsed" in why(database, first)["lapsed"]
+    [again] = [job for job in queue.claim("by hand", limit=10) if job.id == first]
+    assert "which is no live worker that is known here" in why(database, first)["claimed"]
+    again.fail("ValueError: it is broken\nTraceback")
+    told = why(database, first)["dead"]
+    assert "after 2 of 2 attempts: ValueError: it is broken; `alkstore replay 1` brings it back" in told
+
+    late = queue.enqueue(3, expires=60)
+    advance(store, 61)
+    assert "expired" in why(database, late)
+    last = store.queue("once", max_attempts=1)
+    lost = last.enqueue(1)
+    last.claim_one("w")
+    advance(store, 301)
+    assert "exhausted" in why(database, lost)
+    assert why(database, 99) == {"absent": "job 99 is not here: finished, cancelled or rolled back"}
+
+
+def test_the_reference_page_is_what_the_commands_say():
+    import cli_reference
+
+    assert cli_reference.PAGE.read_text(encoding="utf-8") == cli_reference.page(), "run `python tests/cli_reference.py`"

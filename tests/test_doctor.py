@@ -1,0 +1,268 @@
+"""The doctor: each verdict, with its fault provoked for real."""
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import pytest
+from eventually import eventually
+from sqlalchemy import make_url
+from test_cli import alkstore, said
+from test_commands import register
+
+from alkstore_sa import Store, migrate
+from alkstore_sa.doctor import Limits, examine, raise_ids
+from alkstore_sa.testing import advance
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def verdicts(store, *, whole=False, **limits):
+    told = examine(store, Limits(**limits), whole_application=whole)
+    assert all(bool(one.advice) is (one.level != "ok") for one in told), told
+    return told
+
+
+def found(store, check, **options):
+    return [(str(one.level), one.finding, one.advice) for one in verdicts(store, **options) if one.check == check]
+
+
+def test_a_sound_database_is_told_so_and_the_exit_code_is_0(database, store):
+    ran = alkstore("doctor", "--json", ALKSTORE_URL=database.url)
+    told = json.loads(ran.stdout)
+    assert (ran.returncode, ran.stderr, told["level"]) == (0, "", "ok")
+    own = ["journal", "engine"] if database.kind == "sqlite" else ["pooler", "wakes", "horizon", "vacuum"]
+    assert [one["check"] for one in told["verdicts"]] == [
+        "connection",
+        "schema",
+        "clock",
+        *own,
+        "claim plan",
+        "queues",
+        "schedules",
+        "workers",
+    ]
+    assert all(set(one) == {"check", "level", "finding", "advice"} for one in told["verdicts"])
+
+
+def test_a_problem_is_exit_code_1(database):
+    migrate.downgrade(database.engine(), revision="alkstore_0002")
+    code, out, _ = said("doctor", ALKSTORE_URL=database.url)
+    assert code == 1
+    assert out.splitlines()[1].startswith("problem")
+    assert "Run `alkstore upgrade`." in out
+    with database.store() as store:
+        assert found(store, "schema") == [
+            ("problem", "this database has no table alkstore_pause, alkstore_worker", "Run `alkstore upgrade`.")
+        ]
+
+
+def test_a_database_that_is_away_is_one_verdict():
+    with Store("postgresql+psycopg://u:s3cret@127.0.0.1:1/x") as store:
+        [one] = verdicts(store)
+    assert (one.check, one.level) == ("connection", "problem")
+    assert "s3cret" not in one.finding
+
+
+def test_a_host_whose_clock_is_wrong_is_told(database, store):
+    script = "import time; right = time.time; time.time = lambda: right() + 60; from alkstore_sa.cli import main; main()"
+    ran = subprocess.run(
+        [sys.executable, "-c", script, "doctor", "--json", "--url", database.url], capture_output=True, text=True, check=True
+    )
+    [clock] = [one for one in json.loads(ran.stdout)["verdicts"] if one["check"] == "clock"]
+    assert clock["level"] == "warning"
+    assert clock["finding"].startswith("the database's clock is 60.0 s behind") or "59." in clock["finding"]
+
+
+def test_due_jobs_that_wait_are_told_with_their_likely_cause(database, store):
+    store.enqueue("q", 1)
+    store.outbox("hooks").enqueue(1)
+    assert [level for level, *_ in found(store, "queues")] == ["ok"]
+    advance(store, 301)
+    told = found(store, "queues")
+    assert [level for level, *_ in told] == ["warning", "warning"]
+    assert "No live worker is registered" in told[1][2]
+    register(store, "w", queues=["q"])
+    assert "do not keep up" in found(store, "queues")[1][2]
+    store.pause_queue("q")
+    store.pause_outbox("hooks")
+    assert [advice for *_, advice in found(store, "queues")] == [
+        "It is paused: `alkstore resume hooks --outbox` lets workers claim again.",
+        "It is paused: `alkstore resume q` lets workers claim again.",
+    ]
+    advance(store, 3600)
+    assert [level for level, *_ in found(store, "queues")] == ["problem", "problem"]
+    assert [level for level, *_ in found(store, "queues", waiting=timedelta(days=1))] == ["ok"]
+
+
+def test_schedules_that_fail_lag_or_lie_ahead_are_told(database, store):
+    for name in ("ahead", "fine", "paused"):
+        store.schedule(name, "@every 1h", "q")
+    store.pause_schedule("paused")
+    database.sql(f"UPDATE alkstore_schedule SET next_fire_at = {database.now(7200)} WHERE name = 'ahead'")
+    [(level, said, _)] = found(store, "schedules")
+    assert level == "warning" and "'ahead' fires in" in said
+    database.sql(f"UPDATE alkstore_schedule SET next_fire_at = {database.now(-90)}")
+    assert [level for level, *_ in found(store, "schedules")] == ["problem", "problem"]
+    store.tick()
+    assert [level for level, *_ in found(store, "schedules")] == ["ok"]
+    database.sql("UPDATE alkstore_schedule SET last_error = 'ValueError: no', failures = 1 WHERE name = 'fine'")
+    [(level, said, _)] = found(store, "schedules")
+    assert level == "problem" and said == "schedule 'fine' cannot be fired: ValueError: no"
+
+
+def test_silent_workers_are_told(store):
+    register(store, "w")
+    assert found(store, "workers") == [("ok", "1 workers, all of them alive", "")]
+    advance(store, 20)
+    [(level, said, _)] = found(store, "workers")
+    assert level == "warning" and said.startswith("worker w is silent since")
+
+
+def test_ids_go_on_far_above_after_a_restore(database, store):
+    highest = store.queue("q").enqueue_many([1, 2, 3])[-1]
+    store.queue("q").claim_one("w").fail("no")
+    code, out, _ = said("doctor", "--after-restore", ALKSTORE_URL=database.url)
+    assert code == 0
+    fresh = store.enqueue("q", 4)
+    assert fresh > highest + 1_000_000 and f"from {fresh} on" in out
+    assert raise_ids(store) >= fresh + 1_000_000
+
+
+@pytest.mark.databases("sqlite")
+def test_ids_go_on_far_above_in_a_file_that_never_had_a_job(store):
+    raise_ids(store)
+    assert store.enqueue("q", 1) == 1_000_001
+
+
+# -- SQLite -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.databases("sqlite")
+def test_a_file_without_wal_and_an_engine_that_is_not_prepared_are_told(database):
+    with database.store() as store:
+        assert [level for level, *_ in (*found(store, "journal", whole=True), *found(store, "engine", whole=True))] == ["ok", "ok"]
+    for engine in database.engines:
+        engine.dispose()
+    database.sql("PRAGMA journal_mode = DELETE")
+    code, out, _ = said("doctor", ALKSTORE_URL=database.url)
+    assert code == 0
+    assert "warning  journal" in out and "journal mode delete" in out
+    with Store(database.engine(prepared=False)) as store:
+        assert found(store, "engine", whole=True)[0][:2] == ("problem", "the application's engine is not prepared")
+    from sqlalchemy import event
+
+    engine = database.engine()
+    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA busy_timeout = 0"))
+    with Store(engine) as store:
+        assert found(store, "engine", whole=True)[0][0] == "warning"
+
+
+# -- PostgreSQL -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.databases("postgresql-18")
+def test_a_long_transaction_is_told_with_its_pid_and_application(database, store):
+    holder = database.engine(connect_args={"application_name": "report"})
+    with holder.connect() as connection:
+        pid = connection.exec_driver_sql("SELECT pg_backend_pid(), count(*) FROM alkstore_job").first()[0]
+        time.sleep(0.3)
+        assert found(store, "horizon")[0][0] == "ok"
+        level, finding, advice = found(store, "horizon", transaction=timedelta(seconds=0.2))[0]
+        assert level in ("warning", "problem") and f"pid {pid} of report" in finding and f"pg_terminate_backend({pid})" in advice
+        assert found(store, "horizon", transaction=timedelta(seconds=0.01))[0][0] == "problem"
+    with holder.connect() as connection:
+        connection.exec_driver_sql("BEGIN")
+        connection.exec_driver_sql("CREATE TABLE held (id INTEGER)")
+        connection.exec_driver_sql("PREPARE TRANSACTION 'forgotten'")
+        try:
+            assert any("'forgotten'" in finding for _, finding, _ in found(store, "horizon", transaction=timedelta(0)))
+        finally:
+            connection.rollback()
+            database.sql("ROLLBACK PREPARED 'forgotten'")
+
+
+@pytest.mark.databases("postgresql-18", "postgresql-15")
+def test_a_stopped_vacuum_and_dead_rows_are_told(database, store):
+    database.sql("ALTER TABLE alkstore_job SET (autovacuum_enabled = false)")
+    assert found(store, "vacuum")[0][:2] == ("problem", "autovacuum is switched off for alkstore_job")
+    store.queue("q").enqueue_many(range(12_000))
+    database.sql("DELETE FROM alkstore_job")
+    told = eventually(lambda: next((one for one in found(store, "vacuum") if one[0] == "warning"), None))
+    assert "of the rows of alkstore_job are dead" in told[1]
+    database.sql("ALTER TABLE alkstore_job RESET (autovacuum_enabled)")
+    database.sql("VACUUM alkstore_job")
+    eventually(lambda: found(store, "vacuum")[0][0] == "ok")
+
+
+@pytest.mark.databases("postgresql-18")
+def test_a_claim_without_its_index_is_told(database, store):
+    assert found(store, "claim plan")[0][0] == "ok"
+    database.sql("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'alkstore_job_ready'::regclass")
+    level, finding, advice = found(store, "claim plan")[0]
+    assert level == "warning" and "REINDEX" in advice and "does not walk its index" in finding
+
+
+@pytest.mark.databases("postgresql-18")
+def test_a_role_that_may_not_look_is_told_and_the_rest_is_looked_at(database, store):
+    database.sql("REVOKE SELECT ON pg_stat_activity FROM PUBLIC")
+    role = f"looker_{make_url(database.url).database[-12:]}"
+    database.sql(f"CREATE ROLE {role} LOGIN")
+    try:
+        database.sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}")
+        with Store(make_url(database.url).set(username=role)) as restricted:
+            told = verdicts(restricted)
+        assert [one.level for one in told if one.check == "check"] == ["warning"]
+        assert "workers" in [one.check for one in told]
+    finally:
+        database.sql(f"DROP OWNED BY {role}")
+        database.sql(f"DROP ROLE {role}")
+
+
+@contextlib.contextmanager
+def pgbouncer(database, folder, mode):
+    import os
+    import pwd
+    import socket
+
+    program = os.environ.get("PGBOUNCER") or shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+    if program is None:
+        pytest.skip("requires_pgbouncer: it is not installed here")
+    url = make_url(database.url)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder.chmod(0o755)
+    (folder / "users.txt").write_text(f'"{url.username}" ""\n')
+    (folder / "pgbouncer.ini").write_text(
+        f"[databases]\n* = host={url.host} port={url.port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = trust\n"
+        f"auth_file = {folder / 'users.txt'}\npool_mode = {mode}\nunix_socket_dir =\nignore_startup_parameters = extra_float_digits\n"
+    )
+    for path in [folder, *folder.iterdir()]:
+        os.chown(path, pwd.getpwnam("nobody").pw_uid, -1) if os.getuid() == 0 else None
+    options = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.getuid() == 0 else {}
+    options["env"] = {**os.environ, "LD_LIBRARY_PATH": os.environ.get("PGBOUNCER_LIBRARIES", "")}
+    process = subprocess.Popen([program, folder / "pgbouncer.ini"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options)
+    try:
+        eventually(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
+        yield url.set(port=port)
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.databases("postgresql-18")
+@pytest.mark.parametrize(("mode", "level"), [("transaction", "warning"), ("session", "ok")])
+def test_a_pooler_is_told(database, tmp_path_factory, mode, level):
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory(prefix="bouncer-") as folder, pgbouncer(database, Path(folder), mode) as url, Store(url) as store:
+        told = {one.check: (str(one.level), one.finding) for one in verdicts(store)}
+    assert told["pooler"][0] == told["wakes"][0] == level
+    assert "pooler" in told["pooler"][1]
