@@ -17,8 +17,10 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
-from sqlalchemy.sql.expression import Executable
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.expression import ClauseElement, Executable
 
+from alkstore_sa.bridge import Beside, BesideInThread, pause
 from alkstore_sa.errors import InvalidOption, SchemaMissing, SchemaOutdated, StoreClosed
 from alkstore_sa.seam import BEGUN, Bind, Tx, joined
 from alkstore_sa.sqlite import LONGEST_BUSY, is_busy, is_in_memory, prepare_sqlite, take_over_transactions
@@ -37,8 +39,9 @@ _LENT: Final[ContextVar["Database | None"]] = ContextVar("alkstore_lent", defaul
 class Database:
     """One database and schema as a store uses it: its statements, its own transactions, its connections' lives."""
 
-    def __init__(self, bind: Engine | URL | str, *, schema: str | None = None) -> None:
-        self.engine, self._owned = _engine(bind)
+    def __init__(self, bind: Engine | URL | str, *, schema: str | None = None, pinned: bool = False) -> None:
+        self._pinned: Final = pinned
+        self.engine, self._owned = self._engine(bind)
         self.dialect: Final = self.engine.dialect.name
         refuse_unsupported(self.engine, schema)
         if self._owned and self.dialect == "sqlite":
@@ -95,12 +98,12 @@ class Database:
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
-        with self._open_twin().connect() as connection:
+        with self._connect() as connection:
             try:
                 yield connection
             finally:
                 if self._closed and not connection.invalidated:
-                    connection.detach()  # closed meanwhile: there is no pool to go back to, so end the connection
+                    connection.invalidate()  # closed meanwhile: there is no pool to go back to, so end the connection
 
     def run(self, verb: Callable[Concatenate[Connection, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Lift a verb of several statements into a transaction of our own."""
@@ -124,9 +127,24 @@ class Database:
     def join(self, tx: Tx, verb: Callable[Concatenate[Bind, P], R], clause: Executable, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a verb in the caller's transaction, after the one look at the connection that `clause` will use."""
         self.refuse_closed()
-        bind = joined(tx, self.dialect, clause)
+        bind = joined(tx, self.dialect, clause, self.engine if self._pinned else None)
         with translated(self.schema):
             return verb(bind, *args, **kwargs)
+
+    def refuse_elsewhere(self, session: Session, clause: Executable) -> None:
+        """Raise `InvalidOption` where a Session would send `clause`, one of ours, to a database of another name; sends nothing."""
+        if self._pinned:
+            return
+        there, here = session.get_bind(clause=cast(ClauseElement, clause)).engine.url, self.engine.url
+        if (there.get_backend_name(), there.database) != (here.get_backend_name(), here.database):
+            raise InvalidOption(
+                f"this handler's session keeps our tables in {there.database!r}, but the worker's jobs are in {here.database!r}:"
+                " give the worker a session_factory= on its own database"
+            )
+
+    def begin_in(self, session: Session, clause: Executable) -> None:
+        """Let a Session begin its transaction on the connection that `clause` will use."""
+        session.connection(bind_arguments={"clause": clause, **({"bind": self.engine} if self._pinned else {})})
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -145,7 +163,7 @@ class Database:
     @contextmanager
     def open_apart(self) -> Iterator[Connection]:
         """Give an autocommit connection that belongs to no pool, and end it after."""
-        connection = self._open_twin().connect()
+        connection = self._connect()
         driver = connection.connection.dbapi_connection
         connection.detach()
         try:
@@ -158,8 +176,12 @@ class Database:
                     driver.close()
 
     def pause(self, seconds: float) -> None:
-        """Let time pass; the one place where this library's core does, so that an event loop can put its own in."""
-        time.sleep(seconds)
+        """Let time pass."""
+        pause(seconds)
+
+    def beside(self, function: Callable[[], object], name: str) -> Beside:
+        """Start what runs beside its caller on connections of this database."""
+        return BesideInThread(function, name)
 
     def refuse_closed(self) -> None:
         """Raise `StoreClosed` once the store was closed."""
@@ -182,6 +204,9 @@ class Database:
         if self._owned:
             self.engine.dispose()
 
+    def _connect(self) -> Connection:
+        return self._open_twin().connect()
+
     def _open_twin(self) -> Engine:
         self.refuse_closed()
         twin = self._twin
@@ -193,8 +218,20 @@ class Database:
                 if self._owned:
                     self.engine.dispose(close=False)
             if self._twin is None:
-                self._twin = _twin(self.engine)
+                self._twin = self._made_twin()
             return self._twin
+
+    def _engine(self, bind: Engine | URL | str) -> tuple[Engine, bool]:
+        if isinstance(bind, Engine):
+            if bind.dialect.is_async:
+                raise InvalidOption("this is the engine within an AsyncEngine: give the AsyncEngine to an AsyncStore")
+            return bind, False
+        if not isinstance(bind, (str, URL)):
+            raise TypeError(f"{type(bind).__name__} is no Engine or database URL; for an AsyncEngine use an AsyncStore")
+        return engine_for(bind), True
+
+    def _made_twin(self) -> Engine:
+        return prepared_twin(create_engine(self.engine.url, pool=self.engine.pool.recreate(), isolation_level="AUTOCOMMIT"))
 
     def _retrying(self, attempt: Callable[[], R], longest: float = LONGEST_BUSY) -> R:
         """Repeat what a busy SQLite refused, for at most `longest` seconds; elsewhere just do it."""
@@ -208,14 +245,6 @@ class Database:
                 if not is_busy(error) or time.monotonic() > end:
                     raise
             self.pause(0.01)
-
-
-def _engine(bind: Engine | URL | str) -> tuple[Engine, bool]:
-    if isinstance(bind, Engine):
-        return bind, False
-    if not isinstance(bind, (str, URL)):
-        raise TypeError(f"{type(bind).__name__} is no Engine or database URL; for an AsyncEngine use an AsyncStore")
-    return engine_for(bind), True
 
 
 def engine_for(url: URL | str) -> Engine:
@@ -261,9 +290,9 @@ def _refuse_in_memory(url: URL) -> None:
         raise InvalidOption("in-memory SQLite gives every connection a database of its own; use a file: sqlite:///jobs.db")
 
 
-def _twin(engine: Engine) -> Engine:
-    twin = create_engine(engine.url, pool=engine.pool.recreate(), isolation_level="AUTOCOMMIT")
-    if engine.dialect.name == "sqlite":
+def prepared_twin(twin: Engine) -> Engine:
+    """Set up an autocommit engine on which transactions of our own are begun by statement; return it."""
+    if twin.dialect.name == "sqlite":
 
         @event.listens_for(twin, "connect")
         def _(connection: Any, _entry: Any) -> None:
@@ -276,7 +305,9 @@ def _twin(engine: Engine) -> Engine:
 
         @event.listens_for(twin, "connect")
         def _(connection: Any, _entry: Any) -> None:
-            _fail_fast_when_unreachable(connection.fileno())
+            driver = getattr(connection, "driver_connection", connection)  # an asynchronous driver's is adapted
+            if hasattr(driver, "fileno"):  # asyncpg has none to give
+                _fail_fast_when_unreachable(driver.fileno())
 
     return twin
 
@@ -287,7 +318,7 @@ def _channel(schema: str | None) -> str:
 
 
 def _roll_back(connection: Connection) -> None:
-    if connection.invalidated:
+    if connection.invalidated:  # lost, or cut off by a cancellation: the server has rolled back, or will
         return
     with suppress(SQLAlchemyError):
         connection.exec_driver_sql("ROLLBACK")
