@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from alkstore_sa._options import Duration, EnqueueOptions
 from alkstore_sa._payload import Codec, Payload
+from alkstore_sa.aio import AsyncStore
+from alkstore_sa.aio_handles import AsyncDelivery, AsyncJobHandle, AsyncLease, AsyncOutbox, AsyncQueue, AsyncTx
 from alkstore_sa.deliveries import Delivery, Outbox
 from alkstore_sa.errors import (
     AlkstoreError,
@@ -39,6 +41,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlkstoreError",
+    "AsyncDelivery",
+    "AsyncJobHandle",
+    "AsyncLease",
+    "AsyncOutbox",
+    "AsyncQueue",
+    "AsyncStore",
+    "AsyncTx",
     "Call",
     "ClaimLost",
     "Codec",

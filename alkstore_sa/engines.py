@@ -6,7 +6,6 @@ recipe, whose connections are in autocommit and on which our own transactions ar
 
 import os
 import shlex
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,14 +15,16 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
+from sqlalchemy import URL, Connection, Engine, create_engine, func, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
-from sqlalchemy.pool import AssertionPool, ConnectionPoolEntry, QueuePool, StaticPool
-from sqlalchemy.sql.expression import Executable
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.expression import ClauseElement, Executable
 
+from alkstore_sa.bridge import Beside, BesideInThread, pause
 from alkstore_sa.errors import InvalidOption, SchemaMissing, SchemaOutdated, StoreClosed
 from alkstore_sa.seam import BEGUN, Bind, Tx, joined
-from alkstore_sa.sqlite import LONGEST_BUSY, is_busy, is_in_memory, prepare_sqlite, take_over_transactions
+from alkstore_sa.sqlite import LONGEST_BUSY, is_busy, is_in_memory, prepare_sqlite
+from alkstore_sa.twins import STRICTER, prepared_twin, twin_pool
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,9 +32,7 @@ S = TypeVar("S", bound=Executable)
 
 SUPPORTED: Final = "postgresql+psycopg:// or sqlite:///"
 
-_STRICTER: Final = "alkstore_stricter"  # the server's default isolation is not READ COMMITTED, so that autocommit is no option
 _BEGIN: Final = {"postgresql": "BEGIN ISOLATION LEVEL READ COMMITTED", "sqlite": "BEGIN IMMEDIATE"}
-_KEPT_CONNECTIONS: Final = 5  # that the twin keeps open
 _LONGEST_IDENTIFIER: Final = 63  # bytes; PostgreSQL cuts off what is longer, in names and in channels
 _LENT: Final[ContextVar["Database | None"]] = ContextVar("alkstore_lent", default=None)
 _JOINED: Final[ContextVar[Mapping["Database", Callable[[], Connection]]]] = ContextVar("alkstore_joined", default=MappingProxyType({}))
@@ -42,8 +41,9 @@ _JOINED: Final[ContextVar[Mapping["Database", Callable[[], Connection]]]] = Cont
 class Database:
     """One database and schema as a store uses it: its statements, its own transactions, its connections' lives."""
 
-    def __init__(self, bind: Engine | URL | str, *, schema: str | None = None) -> None:
-        self.engine, self._owned = _engine(bind)
+    def __init__(self, bind: Engine | URL | str, *, schema: str | None = None, pinned: bool = False) -> None:
+        self._pinned: Final = pinned
+        self.engine, self._owned = self._engine(bind)
         self.dialect: Final = self.engine.dialect.name
         refuse_unsupported(self.engine, schema)
         if self._owned and self.dialect == "sqlite":
@@ -83,7 +83,7 @@ class Database:
                 yield connection
             return
         with translated(self.schema), self._connected() as connection:
-            if single and not connection.info.get(_STRICTER):
+            if single and not connection.info.get(STRICTER):
                 yield connection
                 return
             connection.execution_options(**{BEGUN: True})
@@ -105,7 +105,7 @@ class Database:
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
-        with self._open_twin().connect() as connection:
+        with self._connect() as connection:
             try:
                 yield connection
             except DBAPIError as error:
@@ -114,7 +114,7 @@ class Database:
                 raise
             finally:
                 if self._closed and not connection.invalidated:
-                    connection.detach()  # closed meanwhile: there is no pool to go back to, so end the connection
+                    connection.invalidate()  # closed meanwhile: there is no pool to go back to, so end the connection
 
     def run(self, verb: Callable[Concatenate[Connection, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Lift a verb of several statements into a transaction of our own."""
@@ -138,9 +138,24 @@ class Database:
     def join(self, tx: Tx, verb: Callable[Concatenate[Bind, P], R], clause: Executable, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a verb in the caller's transaction, after the one look at the connection that `clause` will use."""
         self.refuse_closed()
-        bind = joined(tx, self.dialect, clause)
+        bind = joined(tx, self.dialect, clause, self.engine if self._pinned else None)
         with translated(self.schema):
             return verb(bind, *args, **kwargs)
+
+    def refuse_elsewhere(self, session: Session, clause: Executable) -> None:
+        """Raise `InvalidOption` where a Session would send `clause`, one of ours, to a database of another name; sends nothing."""
+        if self._pinned:
+            return
+        there, here = session.get_bind(clause=cast(ClauseElement, clause)).engine.url, self.engine.url
+        if (there.get_backend_name(), there.database) != (here.get_backend_name(), here.database):
+            raise InvalidOption(
+                f"this handler's session keeps our tables in {there.database!r}, but the worker's jobs are in {here.database!r}:"
+                " give the worker a session_factory= on its own database"
+            )
+
+    def begin_in(self, session: Session, clause: Executable) -> None:
+        """Let a Session begin its transaction on the connection that `clause` will use."""
+        session.connection(bind_arguments={"clause": clause, **({"bind": self.engine} if self._pinned else {})})
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -174,7 +189,7 @@ class Database:
     @contextmanager
     def open_apart(self) -> Iterator[Connection]:
         """Give an autocommit connection that belongs to no pool, and end it after."""
-        connection = self._open_twin().connect()
+        connection = self._connect()
         driver = connection.connection.dbapi_connection
         connection.detach()
         try:
@@ -187,8 +202,12 @@ class Database:
                     driver.close()
 
     def pause(self, seconds: float) -> None:
-        """Let time pass; the one place where this library's core does, so that an event loop can put its own in."""
-        time.sleep(seconds)
+        """Let time pass."""
+        pause(seconds)
+
+    def beside(self, function: Callable[[], object], name: str) -> Beside:
+        """Start what runs beside its caller on connections of this database."""
+        return BesideInThread(function, name)
 
     def refuse_closed(self) -> None:
         """Raise `StoreClosed` once the store was closed."""
@@ -211,6 +230,9 @@ class Database:
         if self._owned:
             self.engine.dispose()
 
+    def _connect(self) -> Connection:
+        return self._open_twin().connect()
+
     def _open_twin(self) -> Engine:
         self.refuse_closed()
         twin = self._twin
@@ -224,8 +246,21 @@ class Database:
                 if self._owned:
                     self.engine.dispose(close=False)
             if self._twin is None:
-                self._twin = _twin(self.engine)
+                self._twin = self._made_twin()
             return self._twin
+
+    def _engine(self, bind: Engine | URL | str) -> tuple[Engine, bool]:
+        if isinstance(bind, Engine):
+            if bind.dialect.is_async:
+                raise InvalidOption("this is the engine within an AsyncEngine: give the AsyncEngine to an AsyncStore")
+            return bind, False
+        if not isinstance(bind, (str, URL)):
+            raise TypeError(f"{type(bind).__name__} is no Engine or database URL; for an AsyncEngine use an AsyncStore")
+        return engine_for(bind), True
+
+    def _made_twin(self) -> Engine:
+        options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "hide_parameters": True, "echo": self.engine.echo}
+        return prepared_twin(create_engine(self.engine.url, pool=twin_pool(self.engine), **options))
 
     def _retrying(self, attempt: Callable[[], R], longest: float = LONGEST_BUSY) -> R:
         """Repeat what a busy SQLite refused, for at most `longest` seconds; elsewhere just do it."""
@@ -239,14 +274,6 @@ class Database:
                 if not is_busy(error) or time.monotonic() > end:
                     raise
             self.pause(0.01)
-
-
-def _engine(bind: Engine | URL | str) -> tuple[Engine, bool]:
-    if isinstance(bind, Engine):
-        return bind, False
-    if not isinstance(bind, (str, URL)):
-        raise TypeError(f"{type(bind).__name__} is no Engine or database URL; for an AsyncEngine use an AsyncStore")
-    return engine_for(bind), True
 
 
 def engine_for(url: URL | str) -> Engine:
@@ -290,52 +317,6 @@ def refuse_unsupported(engine: Engine, schema: str | None) -> None:
 def _refuse_in_memory(url: URL) -> None:
     if url.get_backend_name() == "sqlite" and is_in_memory(url):
         raise InvalidOption("in-memory SQLite gives every connection a database of its own; use a file: sqlite:///jobs.db")
-
-
-def _twin(engine: Engine) -> Engine:
-    pool = engine.pool.recreate()
-    if isinstance(pool, (StaticPool, AssertionPool)):
-        raise InvalidOption(f"{type(pool).__name__} gives all threads one connection, but a store needs one for each of its transactions")
-    if isinstance(pool, QueuePool):
-        pool = _small(pool)
-    # what a listener of the application's left open on its new connection is ended before autocommit is asked for
-    event.listen(pool, "connect", lambda connection, _entry: connection.commit())
-    twin = create_engine(engine.url, pool=pool, isolation_level="AUTOCOMMIT", hide_parameters=True, echo=engine.echo)
-    event.listen(twin, "connect", _take_over_sqlite if engine.dialect.name == "sqlite" else _note_isolation)
-    return twin
-
-
-def _small(pool: QueuePool) -> QueuePool:
-    """Make a pool that lends as many connections as the application's, but keeps few of them when they come back."""
-    kept = min(_KEPT_CONNECTIONS, pool.size()) or _KEPT_CONNECTIONS
-    most = pool.size() + pool._max_overflow if pool.size() and pool._max_overflow >= 0 else -1  # noqa: SLF001 - a pool's recipe has no public names
-    return type(pool)(
-        pool._creator,  # noqa: SLF001
-        pool_size=kept,
-        max_overflow=most - kept if most >= 0 else -1,
-        timeout=pool._timeout,  # noqa: SLF001
-        recycle=pool._recycle,  # noqa: SLF001
-        pre_ping=pool._pre_ping,  # noqa: SLF001
-        use_lifo=True,
-        dialect=pool._dialect,  # noqa: SLF001
-        _dispatch=pool.dispatch,
-    )
-
-
-def _take_over_sqlite(connection: Any, _entry: Any) -> None:
-    take_over_transactions(connection)
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA busy_timeout = 1000")  # short, so that a signal is heard; `_retrying` goes on from there
-    cursor.close()
-
-
-def _note_isolation(connection: Any, entry: ConnectionPoolEntry) -> None:
-    if hasattr(connection, "fileno"):
-        _fail_fast_when_unreachable(connection.fileno())
-    cursor = connection.cursor()
-    cursor.execute("SHOW default_transaction_isolation")
-    entry.info[_STRICTER] = cursor.fetchone()[0] != "read committed"
-    cursor.close()
 
 
 def _channel(schema: str | None) -> str:
@@ -390,13 +371,3 @@ def _schema_error(error: DBAPIError, schema: str | None) -> SchemaMissing | None
     if unknown_column and "alkstore_" in f"{said} {error.statement}":  # a column may be named by the alias of its table
         return SchemaOutdated(f"a column of alkstore_sa is not in this database: {upgrade_hint(schema)}")
     return None
-
-
-def _fail_fast_when_unreachable(descriptor: int) -> None:
-    """Let the kernel report a peer that has gone silently within half a minute, where it can be told to."""
-    with suppress(OSError, AttributeError), socket.socket(fileno=os.dup(descriptor)) as peer:
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000)

@@ -14,6 +14,7 @@ from uuid import uuid4
 from sqlalchemy.exc import SQLAlchemyError
 
 from alkstore_sa._options import Duration, positive
+from alkstore_sa.bridge import Beside
 from alkstore_sa.engines import Database
 from alkstore_sa.errors import AlkstoreError, LeaseLost, LockHeld
 from alkstore_sa.leases import Held, Leases, Term
@@ -136,9 +137,7 @@ class Locks:
         """Hold a lease for the length of a body."""
         lease = self.take_within(wait, name, ttl, owner)
         stop = StopToken()
-        keeper = threading.Thread(target=lease.keep, args=(stop,), name=f"alkstore-lock-{name}", daemon=True)
-        if keep_alive:
-            keeper.start()
+        keeper = self._database.beside(lambda: lease.keep(stop), f"alkstore-lock-{name}") if keep_alive else None
         try:
             yield lease
         except BaseException:
@@ -160,9 +159,9 @@ def _local_end(sent: float, ttl: timedelta, term: Term) -> float:
     return sent + min(ttl, term.remaining).total_seconds()
 
 
-def _end(keeper: threading.Thread, stop: StopToken) -> None:
+def _end(keeper: Beside | None, stop: StopToken) -> None:
     stop.cancel()
-    if keeper.is_alive():
+    if keeper is not None:
         keeper.join()
 
 

@@ -6,7 +6,7 @@ Nothing here runs a statement, and nothing commits, rolls back or expires what i
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
-from sqlalchemy import Connection, Result
+from sqlalchemy import Connection, Engine, Result
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.sql.expression import Executable
 
@@ -28,24 +28,33 @@ class Bind(Protocol):
 
 
 class _Untranslated:
-    """A caller's transaction whose own `schema_translate_map` must not move our rows: it would override the statement's."""
+    """A caller's transaction whose own `schema_translate_map` must not move our rows: it would override the statement's.
 
-    def __init__(self, tx: Tx) -> None:
+    With `engine` it is a Session's part on that engine, wherever the Session would send our tables.
+    """
+
+    def __init__(self, tx: Tx, engine: Engine | None = None) -> None:
         self._tx = tx
+        self._engine = engine
 
     def execute(self, statement: Executable, params: Mapping[str, Any] | None = None, /) -> Result[Any]:
         """Run the statement under the map that it carries."""
-        return self._tx.execute(statement, params, execution_options=statement.get_execution_options())
+        options = statement.get_execution_options()
+        if self._engine is None or isinstance(self._tx, Connection):
+            return self._tx.execute(statement, params, execution_options=options)
+        return self._tx.execute(statement, params, execution_options=options, bind_arguments={"clause": statement, "bind": self._engine})
 
 
-def joined(tx: Tx, dialect: str, statement: Executable) -> Bind:
+def joined(tx: Tx, dialect: str, statement: Executable, engine: Engine | None = None) -> Bind:
     """Return a bind on `tx` if a job written through it by `statement` lives and dies with the caller's transaction.
+
+    A Session that has several engines joins on `engine`, without one on that to which it sends our tables.
 
     Raises:
         TypeError: it is neither a Session, a scoped_session nor a Connection.
         InvalidOption: another dialect than the store's, autocommit, or a savepoint on SQLite that would commit.
     """
-    connection = connection_of(tx, statement)
+    connection = connection_of(tx, statement, engine)
     if connection.dialect.name != dialect:
         raise InvalidOption(f"this transaction is on {connection.dialect.name}, but the store is on {dialect}")
     begun = None if connection.in_transaction() else connection.begin()
@@ -55,6 +64,8 @@ def joined(tx: Tx, dialect: str, statement: Executable) -> Bind:
         if begun is not None:
             begun.rollback()
         raise
+    if engine is not None:
+        return _Untranslated(tx, engine)
     return _Untranslated(tx) if _has_map(connection) or (isinstance(tx, Session) and _has_map_of_its_own(tx)) else tx
 
 
@@ -71,12 +82,12 @@ def _has_map_of_its_own(session: Session) -> bool:
     return "schema_translate_map" in (getattr(session, "execution_options", None) or {})  # SQLAlchemy 2.1
 
 
-def connection_of(tx: Tx, statement: Executable) -> Connection:
+def connection_of(tx: Tx, statement: Executable, engine: Engine | None = None) -> Connection:
     """Return the connection on which `tx` will run `statement`; raises `TypeError` where it is none of `Tx`."""
     if isinstance(tx, Connection):
         return tx
     if isinstance(tx, (Session, scoped_session)):
-        return tx.connection(bind_arguments={"clause": statement})
+        return tx.connection(bind_arguments={"clause": statement} | ({} if engine is None else {"bind": engine}))
     kind = type(tx)
     if kind.__module__.startswith("sqlalchemy.ext.asyncio"):
         raise TypeError(f"{kind.__name__} is asynchronous: use `await tx.run_sync(queue.enqueue_tx, payload)`, or an AsyncStore")

@@ -156,10 +156,12 @@ class _Guard:
 
     def begin(self) -> None:
         """Take SQLite's write lock before the handler starts: a busy file gives the job back uncounted."""
+        ours = self._database.statement(delete_held)
+        self._database.refuse_elsewhere(self._session, ours)
         if self._database.dialect != "sqlite":
             return
         try:
-            self._session.connection(bind_arguments={"clause": self._database.statement(delete_held)})
+            self._database.begin_in(self._session, ours)
         except OperationalError as error:
             if is_busy(error):
                 raise Snooze(BUSY_PAUSE) from error

@@ -14,6 +14,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from alkstore_sa._options import Duration, positive
+from alkstore_sa.bridge import pause
 from alkstore_sa.errors import InvalidOption
 
 LONGEST_BUSY: Final = 30.0  # seconds for which a write of ours waits for the other writers of the file
@@ -90,7 +91,7 @@ def _use_wal(cursor: Any) -> None:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or time.monotonic() > end:
                 raise
-            time.sleep(0.02)
+            pause(0.02)
         else:
             return
 

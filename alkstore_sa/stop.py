@@ -12,7 +12,11 @@ import socket
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Protocol
+from typing import Final, Protocol
+
+from alkstore_sa.bridge import interruptible, on_loop
+
+LONGEST_SLEEP: Final = 86_400.0  # seconds; a selector takes no more
 
 
 class Latch:
@@ -93,17 +97,7 @@ class StopToken:
         """Wait as `wait` does without blocking the running event loop."""
         if self._cancelled:
             return True
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        duplicate = os.dup(self.fileno())  # a loop takes one reader per descriptor, and others may wait for this token too
-        loop.add_reader(duplicate, readable.set)
-        try:
-            await asyncio.wait_for(readable.wait(), timeout)
-        except TimeoutError:
-            return self._cancelled
-        finally:
-            loop.remove_reader(duplicate)
-            os.close(duplicate)
+        await readable((self,), timeout)
         return self._cancelled
 
     def on_signals(self, *signals: int) -> "StopToken":
@@ -126,14 +120,37 @@ class Waitable(Protocol):
 
 
 def wait_for(waitables: Iterable[Waitable], timeout: float | None) -> bool:
-    """Block until one of `waitables` is readable or `timeout` seconds passed; return whether one is readable."""
+    """Block until one of `waitables` is readable or `timeout` seconds passed; return whether one is readable.
+
+    Across SQLAlchemy's bridge it is the call that blocks, not the event loop.
+    """
+    if on_loop():
+        return interruptible(lambda: readable(waitables, timeout))
     with selectors.DefaultSelector() as selector:
         for waitable in waitables:
             selector.register(waitable.fileno(), selectors.EVENT_READ)
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if end is None else max(0.0, end - time.monotonic())
-            if selector.select(None if left is None else min(left, 86_400.0)):
+            if selector.select(None if left is None else min(left, LONGEST_SLEEP)):
                 return True
             if left is not None and left <= 0:
                 return False
+
+
+async def readable(waitables: Iterable[Waitable], timeout: float | None) -> bool:
+    """Wait as `wait_for` does without blocking the running event loop."""
+    loop = asyncio.get_running_loop()
+    one = asyncio.Event()
+    duplicates = [os.dup(waitable.fileno()) for waitable in waitables]  # a loop takes one reader per descriptor, and others may wait too
+    for duplicate in duplicates:
+        loop.add_reader(duplicate, one.set)
+    try:
+        await asyncio.wait_for(one.wait(), None if timeout is None or timeout > LONGEST_SLEEP else max(0.0, timeout))
+    except TimeoutError:
+        return False
+    finally:
+        for duplicate in duplicates:
+            loop.remove_reader(duplicate)
+            os.close(duplicate)
+    return True

@@ -59,7 +59,7 @@ class Store:
         self, bind: Engine | URL | str, *, schema: str | None = None, codec: Codec | None = None, wake: bool = True, poll: Duration = 5
     ) -> None:
         self._poll: Final[timedelta] = positive("poll", poll)
-        self._database: Final = Database(bind, schema=schema)
+        self._database: Final = self._opened(bind, schema)
         self._jobs: Final = Jobs(self._database, JsonCodec() if codec is None else codec, waking=wake)
         self._bell: Final = Bell(self._database, waking=wake)
         self._workers: Final = Workers(self._database)
@@ -314,6 +314,9 @@ class Store:
     def stamped_queue(self, name: str, stamps: Stamps, *, task: str | None = None) -> Queue:
         """Give a handle on a queue, the engine's own included, whose jobs are of `task` and stamped as given: for the rooms above."""
         return Queue(self._jobs, self._bell, name, stamps, self._poll, task)
+
+    def _opened(self, bind: Engine | URL | str, schema: str | None) -> Database:
+        return Database(bind, schema=schema)
 
     def _queue(self, name: str, stamps: Stamps) -> Queue:
         return self.stamped_queue(name, stamps)

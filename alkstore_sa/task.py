@@ -6,6 +6,8 @@ from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar, Unpack
 
 from alkstore_sa._options import EnqueueOptions, Stamps, placement
 from alkstore_sa._payload import Payload
+from alkstore_sa.aio import AsyncStore
+from alkstore_sa.aio_handles import AsyncTx, joined
 from alkstore_sa.errors import InvalidOption, NotBound
 from alkstore_sa.handlers import Handler
 from alkstore_sa.handles import Queue
@@ -26,6 +28,26 @@ class Binding:
 
     store: Store | None
     on_enqueue: OnEnqueue | None
+    async_store: AsyncStore | None = None
+    find: Callable[[], Store] | None = None  # where the store is another one from context to context
+
+
+def bound(binding: Binding, store: Store | AsyncStore) -> Binding:
+    """Bind a store, and an AsyncStore beside it.
+
+    Raises:
+        InvalidOption: another one of its kind is bound already.
+    """
+    if binding.find is not None and not isinstance(store, AsyncStore):
+        return binding
+    known = binding.async_store if isinstance(store, AsyncStore) else binding.store
+    if known not in (None, store):
+        raise InvalidOption("these tasks are bound to another store already; for a second store use task.on(store)")
+    if isinstance(store, AsyncStore):
+        binding.async_store = store
+    else:
+        binding.store = store
+    return binding
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +77,12 @@ class Task(Generic[P, R_co]):
     """
 
     def __init__(
-        self, definition: Definition, binding: Binding, *, store: Store | None = None, options: EnqueueOptions | None = None
+        self,
+        definition: Definition,
+        binding: Binding,
+        *,
+        store: Store | AsyncStore | None = None,
+        options: EnqueueOptions | None = None,
     ) -> None:
         self.definition: Final = definition
         self.name: Final = definition.handler.name
@@ -63,6 +90,7 @@ class Task(Generic[P, R_co]):
         self.fn: Final[Callable[..., R_co]] = definition.handler.function
         self._binding = binding
         self._store = store
+        self._of = binding if store is None else bound(Binding(None, None), store)
         self._options: EnqueueOptions = {"priority": definition.priority} if options is None else options
         self._stored_in: tuple[Store, Queue] | None = None
         self.__doc__ = self.fn.__doc__
@@ -94,6 +122,15 @@ class Task(Generic[P, R_co]):
         """
         return self._queue().enqueue_tx(tx, self._payload(args, kwargs), **self._with_headers())
 
+    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> int:
+        """Store a call of the task in the AsyncStore and return the job's id; committed when this returns. Raises as `enqueue`."""
+        queue = self._async_store().stamped_queue(self.queue, self.definition.stamps, task=self.name)
+        return await queue.enqueue(self._payload(args, kwargs), **self._with_headers())
+
+    async def aenqueue_tx(self, tx: AsyncTx, /, *args: P.args, **kwargs: P.kwargs) -> int:
+        """Store a call of the task through the asynchronous caller's transaction, as `enqueue_tx` does."""
+        return await joined(tx, self._queue().enqueue_tx, self._payload(args, kwargs), **self._with_headers())
+
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call:
         """Make a call of the task for `enqueue_many`; raises as `enqueue`, but needs no store."""
         return Call(self.name, self._payload(args, kwargs))
@@ -113,11 +150,16 @@ class Task(Generic[P, R_co]):
             InvalidOption: the task has a `delay` or a `run_at`; when a schedule's jobs run is the schedule's to say.
             InvalidName, InvalidSpec: before anything is sent. Otherwise as `enqueue`.
         """
-        options = self._with_headers()
-        if options.get("delay") is not None or options.get("run_at") is not None:
-            raise InvalidOption("a schedule says itself when its jobs run: leave delay and run_at out")
+        options = self._schedulable()
         payload = self._payload(args, kwargs)
         return self.store.stamped_schedule(name, spec, self.queue, payload, self.definition.stamps, task=self.name, **options)
+
+    async def aschedule(self, name: str, spec: str, /, *args: P.args, **kwargs: P.kwargs) -> Schedule:
+        """Register the schedule in the AsyncStore, as `schedule` does."""
+        options = self._schedulable()
+        payload = self._payload(args, kwargs)
+        store = self._async_store()
+        return await store.stamped_schedule(name, spec, self.queue, payload, self.definition.stamps, task=self.name, **options)
 
     def options(self, **options: Unpack[EnqueueOptions]) -> "Task[P, R_co]":
         """Give the same task whose jobs are stored with these options (`delay`, `run_at`, `priority`, `expires`, …).
@@ -129,9 +171,21 @@ class Task(Generic[P, R_co]):
         placement(self.definition.stamps, **merged)
         return Task(self.definition, self._binding, store=self._store, options=merged)
 
-    def on(self, store: Store) -> "Task[P, R_co]":
+    def on(self, store: Store | AsyncStore) -> "Task[P, R_co]":
         """Give the same task, stored in another store."""
         return Task(self.definition, self._binding, store=store, options=self._options)
+
+    def _async_store(self) -> AsyncStore:
+        store = self._of.async_store
+        if store is None:
+            raise NotBound(f"task {self.name!r} has no AsyncStore: write `tasks.bind(AsyncStore(…))` once, where your process starts")
+        return store
+
+    def _schedulable(self) -> EnqueueOptions:
+        options = self._with_headers()
+        if options.get("delay") is not None or options.get("run_at") is not None:
+            raise InvalidOption("a schedule says itself when its jobs run: leave delay and run_at out")
+        return options
 
     def _queue(self) -> Queue:
         store = self.store
@@ -143,7 +197,9 @@ class Task(Generic[P, R_co]):
     @property
     def store(self) -> Store:
         """The store that the task's jobs go to; raises `NotBound` while there is none."""
-        store = self._store or self._binding.store
+        if self._of.find is not None:
+            return self._of.find()
+        store = self._of.store or (None if self._of.async_store is None else self._of.async_store.sync)
         if store is None:
             raise NotBound(f"task {self.name!r} has no store yet: write `tasks.bind(store)` once, where your process starts")
         return store

@@ -12,14 +12,15 @@ from sqlalchemy.orm import Session
 from alkstore_sa._cadence import parsed_interval
 from alkstore_sa._names import checked_name
 from alkstore_sa._options import PLAIN, PRIORITIES, Duration, positive, whole
-from alkstore_sa.errors import InvalidName, InvalidOption, NotBound
+from alkstore_sa.aio import AsyncStore
+from alkstore_sa.errors import InvalidName, NotBound
 from alkstore_sa.handlers import Handler, identity, refuse_arguments
 from alkstore_sa.handles import JobHandle
 from alkstore_sa.outbox import backing_queue
 from alkstore_sa.records import Job, Schedule
 from alkstore_sa.signatures import signature_of
 from alkstore_sa.store import Store
-from alkstore_sa.task import Binding, Definition, OnEnqueue, Task
+from alkstore_sa.task import Binding, Definition, OnEnqueue, Task, bound
 
 log: Final = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Tasks:
 
     def __init__(
         self,
-        store: Store | None = None,
+        store: Store | AsyncStore | None = None,
         *,
         imports: Iterable[str] = (),
         session_factory: SessionFactory | None = None,
@@ -58,28 +59,46 @@ class Tasks:
         self.async_engine: Final = async_engine
         self.around: Final = around
         self.on_dead: Final = on_dead
-        self._binding: Final = Binding(store, on_enqueue)
+        self._binding: Final = Binding(None, on_enqueue)
+        if store is not None:
+            bound(self._binding, store)
         self._tasks: Final[dict[str, Task[..., Any]]] = {}
         self._aliases: Final[dict[str, str]] = {}
         self._raw: Final[dict[str, Handler]] = {}
         self._deliveries: Final[dict[str, Handler]] = {}
         self._every: Final[dict[str, tuple[Task[..., Any], str]]] = {}
 
-    def bind(self, store: Store) -> "Tasks":
-        """Say in which store the tasks' jobs live; once per process.
+    def bind(self, store: Store | AsyncStore) -> "Tasks":
+        """Say in which store the tasks' jobs live; once per process, for an AsyncStore beside a Store once each.
 
         Raises:
             InvalidOption: another store is bound already (for a second store there is `task.on(store)`).
         """
-        if self._binding.store not in (None, store):
-            raise InvalidOption("these tasks are bound to another store already; for a second store use task.on(store)")
-        self._binding.store = store
+        bound(self._binding, store)
         return self
 
     @property
     def store(self) -> Store | None:
         """The store that was bound, if any."""
-        return self._binding.store
+        return self._binding.store if self._binding.find is None else self._binding.find()
+
+    def find_store_by(self, find: Callable[[], Store]) -> None:
+        """Say how to find the store from now on, where it is another one from context to context: for integrations."""
+        self._binding.find = find
+
+    def under(self, store: Store, *, around: Around | None = None, session_factory: SessionFactory | None = None) -> "Tasks":
+        """Give the same registry as one application's worker sees it, with a store and hooks of its own: for integrations."""
+        seen = Tasks(
+            store,
+            imports=self.imports,
+            session_factory=self.session_factory or session_factory,
+            async_engine=self.async_engine,
+            around=around or self.around,
+            on_dead=self.on_dead,
+            on_enqueue=self._binding.on_enqueue,
+        )
+        vars(seen).update({name: value for name, value in vars(self).items() if isinstance(value, dict)})  # what is declared later, too
+        return seen
 
     # -- declare ----------------------------------------------------------------------------------------------------
 

@@ -13,15 +13,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
-import psycopg
-from psycopg import sql
 from sqlalchemy import Connection
 
+from alkstore_sa.bridge import Beside
 from alkstore_sa.engines import Database
 from alkstore_sa.errors import StoreClosed
+from alkstore_sa.lines import line_on
 from alkstore_sa.stop import Latch, StopToken, wait_for
 
 log: Final = logging.getLogger(__name__)
@@ -44,13 +44,12 @@ class Bell:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._changed = threading.Condition()
+        self._changed = threading.Lock()
         self._ears: dict[str, set[Latch]] = defaultdict(set)
         self._rings: dict[str, int] = {}
-        self._thread: threading.Thread | None = None
-        self._first_attempt = threading.Event()
+        self._source: _Source | None = None
+        self._polling = False
         self._hearing = False  # since its last failure the source has shown that it works
-        self._stop: StopToken | None = None
 
     def rings(self, queue: str) -> int:
         """Give a number that changes at each ring for this very queue."""
@@ -80,38 +79,49 @@ class Bell:
         ear = Latch()
         with self._changed:
             self._ears[queue].add(ear)
-            if self._waking and self._thread is None:
-                self._stop = StopToken()
-                self._thread = threading.Thread(target=self._run, args=(self._stop,), name="alkstore-wake", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            source = self._started()
         try:
-            if self._waking:
-                self._first_attempt.wait(FIRST_LISTEN_SECONDS)
+            if source is not None:
+                source.attended.set()
+                if not source.tried:
+                    wait_for((source.attempted,), FIRST_LISTEN_SECONDS)
             yield ear
         finally:
             with self._changed:
                 self._ears[queue].discard(ear)
             ear.close()
 
+    @property
+    def tried(self) -> bool:
+        """Whether the source runs and has tried to hear."""
+        return self._source is not None and self._source.tried
+
     def close(self) -> None:
         """Stop the source and wake everybody."""
         if self._pid != os.getpid():
             return
         self.ring_all()
-        if self._stop is not None and self._thread is not None:
-            self._stop.cancel()
-            with self._changed:
-                self._changed.notify_all()
-            self._thread.join(5)
+        if self._source is not None:
+            self._source.stop.cancel()
+            self._source.join(5)
 
-    def _run(self, stop: StopToken) -> None:
+    def _started(self) -> "_Source | None":
+        if not self._waking or self._polling:
+            return None
+        if self._source is None or not self._source.running:
+            self._source = source = _Source()
+            source.beside = self.database.beside(lambda: self._run(source), "alkstore-wake")
+        return self._source
+
+    def _run(self, source: "_Source") -> None:
+        stop = source.stop
         hear = self._hear_notifications if self.database.dialect == "postgresql" else self._watch_file
         failures = 0
         while not stop.cancelled:
             try:
                 with self.database.open_apart() as connection:
-                    if not hear(connection, stop):
+                    if not hear(connection, source):
+                        self._polling = True
                         return
             except StoreClosed:
                 return
@@ -121,20 +131,21 @@ class Bell:
                 level = logging.WARNING if failures == 1 else logging.DEBUG  # a pooler without LISTEN fails for ever: say it once
                 log.log(level, "waiting without wakes, by polling, until the listener is back: %s", error)
             finally:
-                self._first_attempt.set()
+                source.has_tried()
             stop.wait(min(LONGEST_RECONNECT_SECONDS, 0.1 * 2 ** min(failures, 10)) * random.uniform(0.5, 1))
 
     # -- PostgreSQL -------------------------------------------------------------------------------------------------
 
-    def _hear_notifications(self, connection: Connection, stop: StopToken) -> bool:
-        driver: Any = connection.connection.dbapi_connection
-        if not isinstance(driver, psycopg.Connection):
+    def _hear_notifications(self, connection: Connection, source: "_Source") -> bool:
+        stop = source.stop
+        line = line_on(connection)
+        if line is None:
             log.warning("no wakes with the driver %s: waiting by polling", self.database.engine.dialect.driver)
             return False
         probe = f"alkstore_probe_{uuid4().hex}"
         for channel in (self.database.channel, probe):
-            driver.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-        self._first_attempt.set()
+            line.listen(channel)
+        source.has_tried()
         self.ring_all()  # listen first, then look
         answered = True
         next_probe = time.monotonic()
@@ -142,26 +153,28 @@ class Bell:
             if time.monotonic() >= next_probe:
                 if not answered:
                     raise OSError("no notification comes through: a pooler in transaction mode, or a dead connection")
-                driver.execute("SELECT pg_notify(%s, '')", [probe])
+                line.notify(probe)
                 answered = False
                 next_probe = time.monotonic() + PROBE_ANSWER_SECONDS
             else:
-                wait_for((driver, stop), next_probe - time.monotonic())
-            for notification in driver.notifies(timeout=0):
-                if notification.channel == probe:
+                wait_for((line, stop), next_probe - time.monotonic())
+            for channel, payload in line.heard():
+                if channel == probe:
                     answered = self._hearing = True
                     next_probe = time.monotonic() + PROBE_SECONDS
                 else:
-                    self.ring(notification.payload)
+                    self.ring(payload)
         return True
 
     # -- SQLite -----------------------------------------------------------------------------------------------------
 
-    def _watch_file(self, connection: Connection, stop: StopToken) -> bool:
+    def _watch_file(self, connection: Connection, source: "_Source") -> bool:
+        stop = source.stop
         seen: object = None
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: stop.cancelled or any(self._ears.values()))
+            source.attended.clear()
+            if not self._anybody_waits():
+                wait_for((source.attended, stop), None)
             if stop.cancelled:
                 return True
             version = connection.exec_driver_sql("PRAGMA data_version").scalar()
@@ -169,8 +182,38 @@ class Bell:
                 seen = version
                 self.ring_all()
             self._hearing = True
-            self._first_attempt.set()
+            source.has_tried()
             stop.wait(DATA_VERSION_SECONDS)
+
+    def _anybody_waits(self) -> bool:
+        with self._changed:
+            return any(self._ears.values())
+
+
+class _Source:
+    """What runs beside and hears of wakes: it is told when somebody waits, and tells when it first tried."""
+
+    def __init__(self) -> None:
+        self.stop: Final = StopToken()
+        self.attended: Final = Latch()
+        self.attempted: Final = Latch()
+        self.tried = False
+        self.beside: Beside | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it hears still."""
+        return self.beside is not None and self.beside.running
+
+    def has_tried(self) -> None:
+        """Let those go on who wait for the first attempt to hear, whatever came of it."""
+        self.tried = True
+        self.attempted.set()
+
+    def join(self, seconds: float) -> None:
+        """Wait for its end."""
+        if self.beside is not None:
+            self.beside.join(seconds)
 
 
 class Waiter:

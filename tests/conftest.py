@@ -45,6 +45,7 @@ def server_urls():
 
 
 EVERY_DATABASE = ("sqlite", "postgresql-18", "postgresql-16", "postgresql-15")
+ASYNC_DRIVERS = (("sqlite", "aiosqlite"), ("postgresql-18", "psycopg"), ("postgresql-18", "asyncpg"))
 BOTH_BACKENDS = ("sqlite", "postgresql-18")
 
 
@@ -53,7 +54,10 @@ def pytest_generate_tests(metafunc):
     if "database" in metafunc.fixturenames and not any("database" in names for names in given):
         marker = metafunc.definition.get_closest_marker("databases")
         names = marker.args if marker else BOTH_BACKENDS
-        if "caller" in metafunc.fixturenames and marker is None:
+        if "async_driver" in metafunc.fixturenames:
+            pairs = [pair for pair in ASYNC_DRIVERS if marker is None or pair[0] in marker.args]
+            metafunc.parametrize(("database", "async_driver"), pairs, indirect=["database"], ids=[driver for _, driver in pairs])
+        elif "caller" in metafunc.fixturenames and marker is None:
             metafunc.parametrize(("database", "caller"), PAIRS, indirect=True)
         else:
             metafunc.parametrize("database", names, indirect=True)

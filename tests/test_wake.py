@@ -31,7 +31,7 @@ def waiting(queue, timeout=30):
 
 
 def is_listening(store):
-    return store._bell._first_attempt.is_set() and any(store._bell._ears.values())
+    return store._bell.tried and any(store._bell._ears.values())
 
 
 def test_a_wait_ends_with_false_when_its_time_is_over(queue):
@@ -341,11 +341,11 @@ def test_a_forked_child_forgets_what_it_inherited_and_closes_nothing(database):
 
 @pytest.mark.databases("postgresql-18")
 def test_a_connection_on_which_nothing_comes_through_is_noticed_and_polled_around(database, caplog, monkeypatch):
-    from alkstore_sa import wake
+    from alkstore_sa import lines, wake
 
     monkeypatch.setattr(wake, "PROBE_ANSWER_SECONDS", 0.3)
     identifier = sql.Identifier
-    monkeypatch.setattr(wake.sql, "Identifier", lambda name: identifier("elsewhere"))  # as a pooler in transaction mode would lose it
+    monkeypatch.setattr(lines.sql, "Identifier", lambda name: identifier("elsewhere"))  # as a pooler in transaction mode would lose it
     with database.store(poll=0.5) as store:
         stop = StopToken()
         ran = []

@@ -1,0 +1,162 @@
+"""The example applications under the servers they are deployed with: orders over HTTP, a killed process, and the books after it."""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from conftest import server_urls
+from databases import TestDatabase
+from eventually import eventually
+
+EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
+ORDERS = 200
+BIN = Path(sys.executable).parent
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+SETUPS = {
+    "flask_orders": ([["flask", "--app", "app", "db", "upgrade"], ["flask", "--app", "app", "alkstore", "upgrade"]]),
+    "fastapi_orders": ([["alembic", "upgrade", "head"], ["alkstore", "upgrade"]]),
+}
+SERVERS = {
+    "flask_orders": lambda port: ["gunicorn", "--bind", f"127.0.0.1:{port}", "app:create_app()"],
+    "fastapi_orders": lambda port: ["uvicorn", "app:app", "--workers", "2", "--port", str(port), "--log-level", "warning"],
+}
+RUNNERS = {
+    "flask_orders": ["flask", "--app", "app", "alkstore", "run"],
+    "fastapi_orders": ["alkstore", "run", "--app", "jobs:tasks"],
+}
+
+
+class Site:
+    """One example, installed into a database of its own and started."""
+
+    def __init__(self, name, database, folder):
+        self.name, self.database, self.log = name, database, folder / "log"
+        self.port = free_port()
+        self.environment = {
+            **os.environ,
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "DATABASE_URL": database.url,
+            "ALKSTORE_URL": database.url,
+            "REPORT_EVERY": "2s",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        self.processes = []
+
+    def run(self, command):
+        done = subprocess.run(
+            command, cwd=EXAMPLES / self.name, env=self.environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def start(self, command):
+        with self.log.open("a") as log:
+            process = subprocess.Popen(
+                command, cwd=EXAMPLES / self.name, env=self.environment, stdout=log, stderr=log, start_new_session=True
+            )
+        self.processes.append(process)
+        return process
+
+    def url(self, path):
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def answers(self):
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(self.url("/"), timeout=5).status_code == 200
+        return False
+
+    def order(self, number, failing):
+        """Place one order; True: placed, False: refused, None: nobody knows."""
+        with contextlib.suppress(httpx.HTTPError):
+            answer = httpx.post(self.url("/orders"), json={"item": f"tea {number}", "fail": failing}, timeout=20)
+            return answer.status_code == 201
+        return None
+
+    def stop(self):
+        for process in reversed(self.processes):
+            process.send_signal(signal.SIGTERM)
+        codes = []
+        for process in self.processes:
+            try:
+                codes.append(process.wait(20))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                codes.append(process.wait())
+        return codes
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request, tmp_path):
+    if request.param == "sqlite":
+        yield TestDatabase("sqlite:///" + str(tmp_path / "orders.db"), "sqlite")
+        return
+    if "18" not in server_urls():
+        pytest.skip("requires_postgresql")
+    database = TestDatabase.postgresql(server_urls()["18"], template="template1")
+    yield database
+    database.drop()
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_the_books_balance_though_a_web_process_is_killed(name, place, tmp_path):
+    site = Site(name, place, tmp_path)
+    for command in SETUPS[name]:
+        site.run(command)
+    site.start(SERVERS[name](site.port))
+    site.start(RUNNERS[name])
+    rng = random.Random(name)
+    failing = [rng.random() < 0.2 for _ in range(ORDERS)]
+    killed = threading.Event()
+
+    def order(number):
+        if number == ORDERS // 2:
+            os.kill(httpx.get(site.url("/"), timeout=20).json()["pid"], signal.SIGKILL)
+            killed.set()
+        return site.order(number, failing[number])
+
+    try:
+        eventually(site.answers, within=60)
+        with ThreadPoolExecutor(8) as pool:
+            outcomes = list(pool.map(order, range(ORDERS)))
+        assert killed.is_set()
+        eventually(lambda: site.database.sql("SELECT count(*) FROM alkstore_fire WHERE job_id IS NOT NULL")[0][0] >= 3, within=60)
+        eventually(site.answers, within=60)
+        eventually(lambda: site.database.sql("SELECT count(*) FROM alkstore_job WHERE queue LIKE '%mail'")[0][0] == 0, within=60)
+        codes = site.stop()
+    except BaseException:
+        site.stop()
+        print(site.log.read_text())  # noqa: T201 - what the processes said is what one needs now
+        raise
+    assert codes[1] == 0, site.log.read_text()
+    balance(site, failing, outcomes)
+
+
+def balance(site, failing, outcomes):
+    placed = [number for number, outcome in enumerate(outcomes) if outcome]
+    orders = {item: order_id for order_id, item in site.database.sql("SELECT id, item FROM orders")}
+    mailed = [order_id for (order_id,) in site.database.sql("SELECT order_id FROM mails")]
+    assert sorted(mailed) == sorted(orders.values())  # one e-mail an order, and none without one
+    assert all(f"tea {number}" in orders for number in placed)
+    assert not any(f"tea {number}" in orders for number, fails in enumerate(failing) if fails)
+    assert len(placed) > ORDERS // 2
+    assert sum(outcome is None for outcome in outcomes) < 20  # what was under way in the killed process
+    fires = site.database.sql("SELECT count(*), count(DISTINCT boundary) FROM alkstore_fire WHERE job_id IS NOT NULL")[0]
+    reports = site.database.sql("SELECT count(*) FROM reports")[0][0]
+    waiting = site.database.sql("SELECT count(*) FROM alkstore_job WHERE queue = 'reports'")[0][0]
+    assert fires[0] == fires[1] == reports + waiting
+    assert site.database.sql("SELECT count(*) FROM alkstore_dead")[0][0] == 0

@@ -1,0 +1,372 @@
+"""The Flask extension in the applications that people have: factories, binds, migrations, workers, forks."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from conftest import server_urls
+from databases import TestDatabase
+from eventually import eventually
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import event, text
+from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
+
+import alkstore_sa
+from alkstore_sa import InvalidOption, JobHandle, JobState, NotBound, StopToken, Tasks, Worker
+from alkstore_sa.flask import Alkstore, store_of_current_app, tasks_of_current_app
+
+
+def made(database, alkstore, *, db=None, **config):
+    """An application as a factory makes it."""
+    app = Flask("host")
+    db = SQLAlchemy(model_class=type("Model", (DeclarativeBase,), {})) if db is None else db
+    app.config.update(SQLALCHEMY_DATABASE_URI=database.url, **config)
+    db.init_app(app)
+    alkstore.init_app(app)
+    return app, db
+
+
+def work(app, jobs=1, **options):
+    with app.app_context():
+        tasks = tasks_of_current_app()
+        return Worker(store_of_current_app(), tasks, max_jobs=jobs, **options).run(StopToken())
+
+
+@pytest.fixture
+def alkstore():
+    return Alkstore()
+
+
+def test_registering_starts_and_opens_nothing(database, alkstore):
+    threads = threading.active_count()
+    app, db = made(database, alkstore)
+    with app.app_context():
+        assert db.engine.pool.checkedout() == 0
+        assert db.engine.pool.checkedin() == 0
+    assert threading.active_count() == threads
+
+
+def test_a_job_commits_or_vanishes_with_the_session_of_the_request(database, alkstore):
+    app, db = made(database, alkstore)
+    database.sql("CREATE TABLE host (n INTEGER)")
+
+    @app.post("/<outcome>")
+    def order(outcome):
+        db.session.execute(text("INSERT INTO host VALUES (1)"))
+        alkstore.store.enqueue_tx(db.session, "q", outcome)
+        if outcome == "fail":
+            raise RuntimeError
+        db.session.commit()
+        return "done"
+
+    client = app.test_client()
+    assert client.post("/good").status_code == 200
+    assert client.post("/fail").status_code == 500
+    with app.app_context():
+        assert [job.payload for job in alkstore.store.jobs()] == ["good"]
+        assert alkstore.store is store_of_current_app()
+    assert database.count("host") == 1
+
+
+def test_each_application_has_a_store_of_its_own_and_shared_tasks_follow_the_context(database, tmp_path):
+    tasks = Tasks()
+
+    @tasks.task(name="greet", queue="greetings")
+    def greet(name: str) -> None:
+        """Greet."""
+
+    other_database = TestDatabase.sqlite(tmp_path / "other.db")
+    app, _ = made(database, Alkstore(tasks=tasks))
+    other, _ = made(other_database, Alkstore(tasks=tasks))
+    for one, name in ((app, "ann"), (other, "bob"), (app, "cid")):
+        with one.app_context():
+            greet.enqueue(name)
+    for one, names in ((app, ["ann", "cid"]), (other, ["bob"])):
+        with one.app_context():
+            assert [job.payload["name"] for job in store_of_current_app().jobs()] == names
+    work(other)
+    with app.app_context():
+        greet.enqueue("dan")  # a worker of the other application has not bound the tasks to its store
+        assert len(store_of_current_app().jobs()) == 3
+    other_database.drop()
+
+
+def test_a_handler_runs_in_a_context_of_its_own_whose_session_is_the_injected_one(database):
+    tasks, seen = Tasks(), []
+    app, db = made(database, Alkstore(tasks=tasks))
+    database.sql("CREATE TABLE host (n INTEGER)")
+
+    @tasks.task(name="write", queue="q")
+    def write(job: JobHandle, session: Session, number: int) -> None:
+        from flask import current_app, g
+
+        seen.append((current_app._get_current_object() is app, db.session() is session, hasattr(g, "seen")))
+        g.seen = True
+        db.session.execute(text("INSERT INTO host VALUES (:n)"), {"n": number})
+        if number == 2 and job.attempts == 1:
+            raise ValueError("not yet")
+
+    @tasks.task(name="plain", queue="q")
+    def plain() -> None:
+        db.session.execute(text("INSERT INTO host VALUES (3)"))
+        db.session.commit()
+
+    with app.app_context():
+        write.enqueue(1)
+        write.enqueue(2)
+        plain.enqueue()
+    work(app, jobs=3, concurrency=1)
+    assert seen == [(True, True, False)] * 2
+    assert sorted(n for (n,) in database.sql("SELECT n FROM host")) == [1, 3]
+    with app.app_context():
+        [left] = store_of_current_app().jobs()
+        assert (left.payload, left.state, left.last_error.splitlines()[0]) == ({"number": 2}, JobState.DELAYED, "ValueError: not yet")
+
+
+def test_the_hosts_own_around_is_entered_within_the_context(database):
+    from contextlib import contextmanager
+
+    from flask import current_app
+
+    entered = []
+
+    @contextmanager
+    def around(job):
+        entered.append(current_app.name)
+        yield
+
+    tasks = Tasks(around=around)
+    app, _ = made(database, Alkstore(tasks=tasks))
+
+    @tasks.task(name="nothing", queue="q")
+    def nothing() -> None:
+        """Do nothing."""
+
+    with app.app_context():
+        nothing.enqueue()
+    work(app)
+    assert entered == ["host"]
+
+
+@pytest.mark.databases("sqlite")
+def test_sqlite_is_prepared_unless_told_otherwise(database):
+    for wanted in (True, False):
+        app, db = made(database, Alkstore(), ALKSTORE_PREPARE_SQLITE=wanted)
+        with app.app_context():
+            begun = []
+            event.listen(db.engine, "before_cursor_execute", lambda _c, _r, statement, *_: begun.append(statement))
+            with db.session.begin_nested():
+                db.session.execute(text("SELECT 1"))
+            assert ("BEGIN IMMEDIATE" in begun) is wanted
+
+
+def test_a_bind_key_puts_the_store_on_that_engine_and_sessions_join_it_there(database, tmp_path):
+    alkstore = Alkstore(bind_key="jobs")
+    app = Flask("host")
+    app.config.update(SQLALCHEMY_DATABASE_URI=f"sqlite:///{tmp_path / 'main.db'}", SQLALCHEMY_BINDS={"jobs": database.url})
+    db = SQLAlchemy(app, model_class=type("Model", (DeclarativeBase,), {}))
+    alkstore.init_app(app)
+    with app.app_context():
+        db.session.execute(text("CREATE TABLE host (n INTEGER)"))
+        db.session.commit()
+        for commit in (True, False):
+            db.session.execute(text("INSERT INTO host VALUES (1)"))
+            alkstore.store.enqueue_tx(db.session, "q", commit)
+            (db.session.commit if commit else db.session.rollback)()
+        job = alkstore.store.queue("q").claim_one("w")
+        assert job.payload is True
+        job.ack_tx(db.session)
+        db.session.commit()
+        assert alkstore.store.jobs() == []
+        assert db.session.execute(text("SELECT count(*) FROM host")).scalar() == 1
+    assert database.count() == 0
+
+
+def test_without_flask_sqlalchemy_the_store_has_a_url_of_its_own(database, alkstore):
+    app = Flask("host")
+    app.config["ALKSTORE_URL"] = database.url
+    alkstore.init_app(app)
+    with app.app_context():
+        alkstore.store.enqueue("q", 1)
+        alkstore.store.close()
+    assert database.count() == 1
+
+
+def flask(app, *arguments, folder, **environment):
+    done = subprocess.run(
+        [sys.executable, "-m", "flask", "--app", app, *arguments],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout + done.stderr
+
+
+HOST = """
+import os
+import alkstore_sa
+from flask import Flask
+from flask_migrate import Migrate
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from alkstore_sa import Tasks
+from alkstore_sa.flask import Alkstore
+
+class Base(DeclarativeBase): pass
+db = SQLAlchemy(model_class=Base)
+tasks = Tasks()
+alkstore = Alkstore(tasks=tasks)
+
+class Order(db.Model):
+    id: Mapped[int] = mapped_column(primary_key=True)
+    {column}
+
+@tasks.task(name="note", queue="q")
+def note(name: str) -> None:
+    db.session.add(Order())
+    db.session.commit()
+
+def create_app():
+    app = Flask(__name__)
+    app.config["SQLALCHEMY_DATABASE_URI"] = os.environ["HOST_URL"]
+    parts = [lambda: Migrate(app, db, **{hooks}), lambda: db.init_app(app), lambda: alkstore.init_app(app)]
+    for place in {order}:
+        parts[place]()
+    return app
+"""
+
+
+def host(folder, *, column="", order=(1, 0, 2), hooks="{}"):
+    (folder / "host.py").write_text(HOST.format(column=column, order=order, hooks=hooks))
+
+
+@pytest.mark.parametrize(("order", "kind"), [((1, 0, 2), "postgresql"), ((2, 1, 0), "sqlite")])
+def test_a_host_with_a_history_of_its_own_adopts_the_library_by_one_command(order, kind, tmp_path):
+    database = TestDatabase.postgresql(server_urls()["18"], template="template1") if kind == "postgresql" else None
+    environment = {"HOST_URL": database.url if database else f"sqlite:///{tmp_path / 'host.db'}"}
+    hooks = "dict(include_name=lambda name, kind, parents: name != 'ignored')"
+
+    def run(*arguments):
+        return flask("host:create_app", *arguments, folder=tmp_path, **environment)
+
+    def python(line):
+        code = f"import host\nwith host.create_app().app_context(): {line}"
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, **environment}, check=True)
+
+    host(tmp_path, order=order, hooks=hooks)
+    run("db", "init")
+    run("db", "migrate", "-m", "first")
+    run("db", "upgrade")
+    assert "the tables are at" in run("alkstore", "upgrade")
+    run("alkstore", "check")
+    python(
+        "host.db.session.execute(host.alkstore_sa.metadata.tables['alkstore_job'].select()); host.db.session.execute(__import__('sqlalchemy').text('CREATE TABLE ignored (n INTEGER)')); host.db.session.commit()"
+    )
+    host(tmp_path, order=order, column="name: Mapped[str | None]", hooks=hooks)
+    run("db", "migrate", "-m", "second")
+    run("db", "upgrade")
+    written = "".join(path.read_text() for path in (tmp_path / "migrations/versions").glob("*.py"))
+    assert "alkstore" not in written
+    assert "ignored" not in written
+    python("host.note.enqueue('x')")
+    run("alkstore", "run", "--max-jobs", "1")
+    python("assert len(host.db.session.query(host.Order).all()) == 1 and not host.alkstore.store.jobs()")
+    if database:
+        database.drop()
+
+
+def test_two_lines_put_our_tables_into_the_hosts_own_history(tmp_path):
+    lines = "for table in alkstore_sa.metadata.tables.values():\n    table.to_metadata(db.metadata)\n\n"
+    host(tmp_path)
+    (tmp_path / "host.py").write_text((tmp_path / "host.py").read_text().replace("class Order", lines + "class Order"))
+
+    def run(*arguments):
+        return flask("host:create_app", *arguments, folder=tmp_path, HOST_URL=f"sqlite:///{tmp_path / 'host.db'}")
+
+    run("db", "init")
+    run("db", "migrate")
+    run("db", "upgrade")
+    written = "".join(path.read_text() for path in (tmp_path / "migrations/versions").glob("*.py"))
+    assert "alkstore_job" in written
+    assert "alkstore_sa" not in written
+    run("db", "check")
+    run("alkstore", "check")
+
+
+@pytest.mark.databases("postgresql-18", "sqlite")
+def test_a_forked_worker_forgets_what_its_parent_used(database, alkstore):
+    app, _ = made(database, alkstore)
+    with app.app_context():
+        store = alkstore.store
+        store.enqueue("q", "parent")
+        assert store.queue("q").wait(5)  # the listener runs
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                store_of_current_app().enqueue("q", "child")
+                code = 0 if store_of_current_app().queue("q").wait(5) else 2
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert [job.payload for job in store.jobs()] == ["parent", "child"]
+        waited = []
+        thread = threading.Thread(target=lambda: waited.append(store.queue("empty").wait(20)))
+        thread.start()
+        eventually(lambda: any(store._bell._ears.values()))
+        store.enqueue("empty", 1)
+        thread.join(10)
+        assert waited == [True]
+        store.close()
+
+
+def test_each_wrong_use_is_told_in_one_sentence(database, alkstore):
+    with pytest.raises(NotBound, match=r"no Flask application here.*app\.app_context"):
+        _ = alkstore.store
+    with Flask("bare").app_context(), pytest.raises(NotBound, match="has no Alkstore"):
+        _ = alkstore.store
+    app, _ = made(database, alkstore)
+    with pytest.raises(InvalidOption, match="has an Alkstore already"):
+        alkstore.init_app(app)
+    nothing = Flask("nothing")
+    Alkstore(nothing)
+    with nothing.app_context(), pytest.raises(InvalidOption, match="initialise Flask-SQLAlchemy for this application, or set ALKSTORE_URL"):
+        store_of_current_app()
+    app.config["ALKSTORE_URL"] = database.url
+    with app.app_context(), pytest.raises(InvalidOption, match="leave one of the two out"):
+        store_of_current_app()
+    unknown, _ = made(database, Alkstore(bind_key="nowhere"))
+    with pytest.raises(InvalidOption, match="bind_key 'nowhere'"), unknown.app_context():
+        store_of_current_app()
+
+
+def test_without_flask_the_extra_is_named():
+    code = "import sys; sys.modules['flask'] = None\nimport alkstore_sa.flask"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install 'alkstore-sa[flask]'" in done.stderr
+
+
+def test_a_handlers_session_on_another_database_than_the_workers_is_told_so(database, tmp_path):
+    elsewhere = TestDatabase.sqlite(tmp_path / "elsewhere.db")
+    tasks = Tasks(
+        session_factory=sessionmaker(binds={alkstore_sa.metadata.tables["alkstore_job"]: elsewhere.engine()}, bind=database.engine())
+    )
+
+    @tasks.task(name="write", queue="q")
+    def write(session: Session) -> None:
+        raise AssertionError("never called")
+
+    with database.store() as store:
+        tasks.bind(store)
+        write.enqueue()
+        Worker(store, tasks, max_jobs=1).run(StopToken())
+        [job] = store.jobs()
+        assert "this handler's session keeps our tables in" in job.last_error
+    elsewhere.drop()
