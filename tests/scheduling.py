@@ -20,7 +20,7 @@ INSTANTS = {
 }
 
 
-def wait_until(condition, seconds=20.0):
+def wait_until(condition, seconds=40.0):
     end = time.monotonic() + seconds
     while not (met := condition()):
         assert time.monotonic() < end, "the condition did not come true"

@@ -109,7 +109,7 @@ def both(tmp_path):
         database.drop()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_renewals_in_the_sleep_hold_the_lease_to_a_boundary_forty_seconds_ahead(both):
     """The time to live is 10 s: without them the leader's own sleep would lose the lease. Another one stands by all the while."""
     with contextlib.ExitStack() as opened:
@@ -204,7 +204,7 @@ def test_a_failing_schedule_does_not_hold_the_others_of_a_runner(database, store
 
 
 @pytest.mark.databases("postgresql-18")
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_schedule_whose_row_somebody_keeps_locked_does_not_hold_the_others_for_ever(database, store):
     """The batch runs into its time limit, and so does the schedule alone; it is set aside, and the leader keeps its lease."""
     from sqlalchemy import text
@@ -250,12 +250,12 @@ def disturb(database, store, runners, rounds, *, kill_first=True):
             runners.append(RunnerProcess(database))
         else:
             leader.freeze(database)
-        wait_until(lambda: leader_of(store, runners) not in (None, leader), 25)
+        wait_until(lambda: leader_of(store, runners) not in (None, leader), 60)
         leader.signal(signal.SIGCONT) if leader in runners else None
-        wait_until(lambda: store.schedule_history("s", limit=1) != newest, 15)
+        wait_until(lambda: store.schedule_history("s", limit=1) != newest, 60)
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("database", "count"), [("sqlite", 2), ("postgresql-18", 5)], indirect=["database"])
 def test_every_boundary_fires_once_while_leaders_are_killed_and_stopped(database, store, runners, count):
     """The other pairs of a database and a number of runners have their turn in the long form."""
@@ -269,7 +269,7 @@ def test_every_boundary_fires_once_while_leaders_are_killed_and_stopped(database
     assert not any(fire.skipped for fire in store.schedule_history("s", limit=1_000))
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(300)
 def test_a_leader_that_slept_past_its_lease_fires_nothing_and_reports_the_loss(database, store, runners):
     store.schedule("s", "@every 1h", "q")
     sleeper = RunnerProcess(database, "run_schedules")
@@ -284,7 +284,7 @@ def test_a_leader_that_slept_past_its_lease_fires_nothing_and_reports_the_loss(d
     assert database.count() == database.count("alkstore_fire") == 0
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(300)
 def test_a_clean_stop_hands_over_at_once(database, store, runners):
     store.schedule("s", "@every 1s", "q")
     runners += [RunnerProcess(database), RunnerProcess(database)]
@@ -343,7 +343,7 @@ def wrong_clock(tmp_path):
 
 
 @pytest.mark.databases("postgresql-18")
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_client_clock_two_hours_wrong_changes_nothing(database, store, runners, wrong_clock):
     store.schedule("s", "@every 1s", "q")
     wrong, right = RunnerProcess(database, environment=wrong_clock), None
@@ -363,7 +363,7 @@ def test_a_client_clock_two_hours_wrong_changes_nothing(database, store, runners
     assert again.stop() == ("stopped", 0)
     assert_once(store, "s", SECOND)
     assert not any(fire.skipped for fire in store.schedule_history("s", limit=1_000))
-    assert all(timedelta(0) <= fire.fired_at - fire.boundary < timedelta(seconds=25) for fire in store.schedule_history("s", limit=1_000))
+    assert all(timedelta(0) <= fire.fired_at - fire.boundary < timedelta(seconds=60) for fire in store.schedule_history("s", limit=1_000))
 
 
 @pytest.fixture
@@ -379,7 +379,7 @@ def server():
     started.stop()
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_a_restart_of_the_database_is_outlived(server, runners):
     database = TestDatabase.postgresql(server.url())
     with database.store() as store:

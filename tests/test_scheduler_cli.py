@@ -72,7 +72,7 @@ def test_a_command_without_a_database_or_its_tables_says_so_in_one_sentence(comm
     assert not (tmp_path / "none.db").exists()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_three_schedulers_fire_each_boundary_once_while_the_leader_is_killed(database, store):
     store.schedule("s", "@every 1s", "q")
     started = [
@@ -80,15 +80,15 @@ def test_three_schedulers_fire_each_boundary_once_while_the_leader_is_killed(dat
         for _ in range(3)
     ]
     try:
-        leader = wait_until(lambda: leading(store, started), 30)
+        leader = wait_until(lambda: leading(store, started), 60)
         wait_until(lambda: database.count() >= 2)
         leader.kill()
-        wait_until(lambda: leading(store, started) not in (None, leader), 30)
+        wait_until(lambda: leading(store, started) not in (None, leader), 60)
         count = database.count()
         wait_until(lambda: database.count() > count)
         for each, number in zip(started, (signal.SIGTERM, signal.SIGINT, signal.SIGTERM), strict=True):
             each.send_signal(number)
-        codes = sorted(each.wait(15) for each in started)
+        codes = sorted(each.wait(30) for each in started)
     finally:
         for each in started:
             each.kill()

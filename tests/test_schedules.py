@@ -155,7 +155,9 @@ with Store(sys.argv[1]) as store:
 """
 
 
-@pytest.mark.parametrize(("processes", "rounds"), [(2, 100), (10, 5)])
+@pytest.mark.parametrize(
+    ("database", "processes", "rounds"), [("sqlite", 2, 100), ("postgresql-18", 2, 100), ("postgresql-18", 10, 5)], indirect=["database"]
+)
 def test_c14_processes_that_register_one_new_name_at_once_make_one_row(database, store, processes, rounds):
     racers = [
         subprocess.Popen([sys.executable, "-c", REGISTRAR, database.url, str(n)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -380,14 +382,16 @@ def test_many_schedules_fire_in_bounded_batches(database, store, monkeypatch):
     assert sum(tick.fired for tick in store.tick().schedules.values()) == 2_300
     assert [len(batch.ticks) for batch in batches] == [1_000, 1_000, 300]
     batches.clear()
+    database.sql("DELETE FROM alkstore_schedule WHERE name LIKE 's1%' OR name LIKE 's2%'")
     database.sql(f"UPDATE alkstore_schedule SET next_fire_at = {database.now(-900)}")
     database.sql("DELETE FROM alkstore_fire")
     database.sql("DELETE FROM alkstore_job")
+    left = database.count("alkstore_schedule")
     report = store.tick()
     assert set(report.schedules.values()) == {Tick(64, 27, 0)}
-    assert len(report.schedules) == 2_300
+    assert len(report.schedules) == left == 778
     assert max(sum(tick.fired for tick in batch.ticks.values()) for batch in batches) < 5_064
-    assert database.count() == 2_300 * 64
+    assert database.count() == left * 64
 
 
 # -- two at once, and crashes -------------------------------------------------------------------------------------------
@@ -546,7 +550,8 @@ def test_the_pauses_between_tries_double_up_to_five_minutes(database, store):
         now = database.sql(f"SELECT {database.now()}")[0][0]
         left = database.sql("SELECT retry_at FROM alkstore_schedule")[0][0]
         pauses.append((left - now) / 1_000_000 if database.kind == "sqlite" else (left - now).total_seconds())
-    assert [round(pause / 2) * 2 for pause in pauses] == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+    for pause, expected in zip(pauses, [2, 4, 8, 16, 32, 64, 128, 256, 300, 300], strict=True):
+        assert expected - 1.9 < pause <= expected
 
 
 @pytest.mark.databases("postgresql-18")
