@@ -18,6 +18,21 @@ import alkstore_sa
 from alkstore_sa import InvalidOption, JobHandle, JobState, NotBound, StopToken, Tasks, Worker
 from alkstore_sa.flask import Alkstore, store_of_current_app, tasks_of_current_app
 
+MADE = []
+
+
+@pytest.fixture(autouse=True)
+def _disposed():
+    yield
+    while MADE:
+        app, db = MADE.pop()
+        installed = app.extensions["alkstore"]
+        if installed._store is not None:
+            installed._store.close()
+        with app.app_context():
+            for engine in db.engines.values():
+                engine.dispose()
+
 
 def made(database, alkstore, *, db=None, **config):
     """An application as a factory makes it."""
@@ -26,6 +41,7 @@ def made(database, alkstore, *, db=None, **config):
     app.config.update(SQLALCHEMY_DATABASE_URI=database.url, **config)
     db.init_app(app)
     alkstore.init_app(app)
+    MADE.append((app, db))
     return app, db
 
 
@@ -181,6 +197,7 @@ def test_a_bind_key_puts_the_store_on_that_engine_and_sessions_join_it_there(dat
         job.ack_tx(db.session)
         db.session.commit()
         assert alkstore.store.jobs() == []
+        MADE.append((app, db))
         assert db.session.execute(text("SELECT count(*) FROM host")).scalar() == 1
     assert database.count() == 0
 
