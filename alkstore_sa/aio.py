@@ -6,6 +6,7 @@ What belongs here: which verb is awaited, and how. What does not: anything that 
 import importlib.util
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from datetime import datetime
 from typing import Final, Self, TypeVar, Unpack
 
 from sqlalchemy import URL, Engine
@@ -20,7 +21,7 @@ from alkstore_sa.bridged import BridgedDatabase, JoiningDatabase, async_engine_f
 from alkstore_sa.engines import Database
 from alkstore_sa.errors import InvalidOption
 from alkstore_sa.locks import Lease
-from alkstore_sa.records import Fire, Job, JobState, LockInfo, QueueStats, Schedule, TickReport
+from alkstore_sa.records import Fire, Job, JobState, LockInfo, QueueStats, Schedule, TickReport, WorkerInfo
 from alkstore_sa.stop import StopToken
 from alkstore_sa.store import Store
 
@@ -115,6 +116,30 @@ class AsyncStore:
     async def queues(self) -> Sequence[QueueStats]:
         """Count the jobs of every queue that has any, by state. As `Store.queues`."""
         return await across(self._store.queues)
+
+    async def workers(self) -> Sequence[WorkerInfo]:
+        """List the workers as they showed themselves last. As `Store.workers`."""
+        return await across(self._store.workers)
+
+    async def pause_queue(self, name: str) -> bool:
+        """Let workers claim nothing more from the queue. As `Store.pause_queue`."""
+        return await across(self._store.pause_queue, name)
+
+    async def resume_queue(self, name: str) -> bool:
+        """Let workers claim from the queue again. As `Store.resume_queue`."""
+        return await across(self._store.resume_queue, name)
+
+    async def pause_outbox(self, name: str) -> bool:
+        """Let workers deliver nothing more of the outbox. As `Store.pause_outbox`."""
+        return await across(self._store.pause_outbox, name)
+
+    async def resume_outbox(self, name: str) -> bool:
+        """Let workers deliver the outbox again. As `Store.resume_outbox`."""
+        return await across(self._store.resume_outbox, name)
+
+    async def paused_queues(self) -> Mapping[str, datetime]:
+        """Tell which queues are paused, and since when. As `Store.paused_queues`."""
+        return await across(self._store.paused_queues)
 
     # -- locks ------------------------------------------------------------------------------------------------------
 

@@ -295,6 +295,7 @@ def test_a_store_that_never_waits_opens_no_listener(database):
 
 
 def test_closing_the_store_ends_a_wait_and_the_thread(database):
+    before = set(threading.enumerate())
     with database.store(poll=60) as store:
         stop = StopToken()
         errors = []
@@ -311,7 +312,7 @@ def test_closing_the_store_ends_a_wait_and_the_thread(database):
         store.close()
         worker.join(10)
         assert errors == ["StoreClosed"]
-        assert not any(thread.name == "alkstore-wake" for thread in threading.enumerate())
+        assert not set(threading.enumerate()) - before
 
 
 @pytest.mark.databases("postgresql-18")
