@@ -70,7 +70,8 @@ class Database:
         """Give a connection in a READ COMMITTED (SQLite: immediate) transaction of our own, or in autocommit where `single`.
 
         Leaving commits, an exception rolls back. The wait for SQLite's other writers is bounded by 30 s. `limit` bounds, in seconds,
-        what can hold a transaction up: each of its statements on PostgreSQL, the wait for the other writers on SQLite.
+        what can hold a transaction up: each of its statements, and each pause between them, on PostgreSQL; the wait for the other
+        writers on SQLite.
 
         Raises:
             InvalidOption: inside a handler whose Session holds SQLite's write lock, for which this would wait for ever.
@@ -96,7 +97,8 @@ class Database:
         try:
             self._retrying(lambda: connection.exec_driver_sql(_BEGIN[self.dialect]), LONGEST_BUSY if limit is None else limit)
             if limit is not None and self.dialect == "postgresql":
-                connection.execute(select(func.set_config("statement_timeout", str(round(limit * 1000)), True)))
+                limits = ("statement_timeout", "idle_in_transaction_session_timeout")  # a process that is stopped must not keep its locks
+                connection.execute(select(*(func.set_config(name, str(round(limit * 1000)), True) for name in limits)))
             yield
             self._retrying(lambda: connection.exec_driver_sql("COMMIT"))  # readers may hold up a commit where SQLite has no WAL
         except BaseException:

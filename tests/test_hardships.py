@@ -342,3 +342,15 @@ def test_a_codec_whose_error_cannot_be_printed_is_shown_by_its_type(database):
 def test_patience_passes_what_is_no_failure_of_the_connection():
     with pytest.raises(ValueError), Patience(StopToken()).with_the_database():
         raise ValueError
+
+
+@pytest.mark.databases("postgresql-18")
+def test_a_process_that_is_stopped_inside_a_limited_transaction_does_not_keep_its_locks(database, store):
+    store.enqueue("q", 1)
+    with pytest.raises(DBAPIError), store._database.begin(limit=0.5) as connection:
+        connection.execute(text("SELECT * FROM alkstore_job FOR UPDATE")).all()
+        began = time.monotonic()
+        database.sql("UPDATE alkstore_job SET priority = 1")  # waits for the row, as long as this "stopped" transaction has it
+        assert time.monotonic() - began < 20
+        connection.execute(text("SELECT 1"))
+    assert store.queue("q").claim_one("w").priority == 1

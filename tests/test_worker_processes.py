@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from alkstore_sa import metadata
+
 pytestmark = pytest.mark.timeout(170)
 
 HERE = Path(__file__).parent
@@ -125,9 +127,8 @@ def test_without_tables_the_command_to_run_is_named_and_the_exit_code_is_3(tmp_p
 
 
 def test_migrate_makes_the_tables_first(database, processes, tmp_path):
-    database.sql("DROP TABLE alkstore_job")
-    for table in ("dead", "lock", "schedule", "fire", "version"):
-        database.sql(f"DROP TABLE IF EXISTS alkstore_{table}")
+    for table in (*metadata.tables, "alkstore_version"):
+        database.sql(f"DROP TABLE {table}")
     worker = processes.start("--migrate", "--queue", "note")
     until(lambda: "serves note" in processes.said(worker))
     worker.send_signal(signal.SIGINT)
