@@ -1,4 +1,4 @@
-"""What a bind is, and how this library gets a transaction of its own on each database.
+"""How this library gets a transaction of its own on each database, and how a verb is lifted into one.
 
 A store never switches the isolation of the application's pooled connections: it works through a twin engine, made from the same pool
 recipe, whose connections are in autocommit and on which our own transactions are begun and ended by statement.

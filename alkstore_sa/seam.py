@@ -1,4 +1,4 @@
-"""Joining the caller's transaction: what may be handed to a `_tx` verb, and the one look at the connection behind it.
+"""Joining the caller's transaction: what a bind is, what may be handed to a `_tx` verb, and the one look at the connection behind it.
 
 Nothing here runs a statement, and nothing commits, rolls back or expires what is the caller's.
 """
