@@ -139,6 +139,10 @@ class Tick:
     skipped: int
     already_fired: int  # passed over, since the history has them
 
+    def __add__(self, later: "Tick") -> "Tick":
+        """Put together what two batches of one pass did about the schedule."""
+        return Tick(self.fired + later.fired, self.skipped + later.skipped, self.already_fired + later.already_fired)
+
 
 @dataclass(frozen=True)
 class TickReport:

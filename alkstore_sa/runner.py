@@ -138,8 +138,8 @@ class Pass:
     def _told(self, batch: Batch, sent: float) -> Facts:
         self._horizon = batch.horizon
         for name, tick in batch.ticks.items():
-            before = self.fired.get(name, Tick(0, 0, 0))
-            self.fired[name] = Tick(before.fired + tick.fired, before.skipped + tick.skipped, before.already_fired + tick.already_fired)
+            before = self.fired.get(name)
+            self.fired[name] = tick if before is None else before + tick
         self.soonest = batch.soonest
         return Facts(time.monotonic(), sent, more=batch.more, until=_seconds(batch.soonest.until))
 

@@ -125,21 +125,19 @@ class Ticks:
 
     def _planned(self, bind: Bind, rows: Sequence[Row[Any]], horizon: int) -> list[_Plan]:
         """Say what becomes of each schedule; the later ones are left for another batch once there are fires enough."""
-        grids = [(row.name, row.next_fire_at, row.interval) for row in rows]
-        recorded = self._recorded(bind, [(name, first, horizon) for name, first, _ in grids])
+        recorded = self._recorded(bind, [row.name for row in rows], [row.next_fire_at for row in rows], [horizon] * len(rows))
         plans = [
             _Plan(name, first, interval, boundaries_due(first, interval, horizon, recorded.get(name, ())))
-            for name, first, interval in grids
+            for name, _, interval, first, _ in rows
         ]
         fired = accumulate((len(plan.due.fires) for plan in plans), initial=0)
         return [plan for plan, before in zip(plans, fired, strict=False) if before < FIRES_AT_ONCE]
 
-    def _recorded(self, bind: Bind, ranges: Sequence[tuple[str, int, int]]) -> Mapping[str, Sequence[Recorded]]:
+    def _recorded(self, bind: Bind, names: list[str], firsts: list[int], lasts: list[int]) -> Mapping[str, Sequence[Recorded]]:
         recorded: dict[str, list[Recorded]] = defaultdict(list)
-        if ranges:
-            names, firsts, lasts = zip(*ranges, strict=True)
-            values = {"fire_schedules": list(names), "fire_boundaries": list(firsts), "fire_throughs": list(lasts)}
-            for row in bind.execute(self._database.statement(fire_statements.select_recorded), values):
+        if names:
+            values = {"fire_schedules": names, "fire_boundaries": firsts, "fire_throughs": lasts}
+            for row in bind.execute(self._database.statement(fire_statements.select_recorded), values).all():
                 recorded[row.schedule].append((row.boundary, row.through))
         return recorded
 
@@ -149,7 +147,7 @@ class Ticks:
             return
         boundaries = [boundary for plan in plans for boundary in plan.due.fires]
         values = {"fire_schedules": names, "fire_boundaries": boundaries, **self._wake}
-        ids = [row[0] for row in bind.execute(self._database.statement(insert_fired, self._waking), values)]
+        ids = [row[0] for row in bind.execute(self._database.statement(insert_fired, self._waking), values).all()]
         bind.execute(self._database.statement(fire_statements.insert_fires), {"job_ids": ids, "horizon": horizon})
 
     def _skip(self, bind: Bind, skips: Iterable[tuple[str, Skip]]) -> None:
@@ -173,7 +171,7 @@ class Ticks:
         """Record the boundaries of one schedule up to `now` as skipped; return the first one after. Its row is locked by the caller."""
         if interval < 1:  # changed by hand, so that there is no grid
             return first
-        recorded = self._recorded(bind, [(name, first, now)])
+        recorded = self._recorded(bind, [name], [first], [now])
         due = boundaries_due(first, interval, now, recorded.get(name, ()), most=0)
         self._skip(bind, ((name, skip) for skip in due.skips))
         return due.next_boundary
