@@ -127,8 +127,13 @@ class Ticks:
         """Say what becomes of each schedule; the later ones are left for another batch once there are fires enough."""
         recorded = self._recorded(bind, [row.name for row in rows], [row.next_fire_at for row in rows], [horizon] * len(rows))
         plans = [
-            _Plan(name, first, interval, boundaries_due(first, interval, horizon, recorded.get(name, ())))
-            for name, _, interval, first, _ in rows
+            _Plan(
+                row.name,
+                row.next_fire_at,
+                row.interval,
+                boundaries_due(row.next_fire_at, row.interval, horizon, recorded.get(row.name, ())),
+            )
+            for row in rows
         ]
         fired = accumulate((len(plan.due.fires) for plan in plans), initial=0)
         return [plan for plan, before in zip(plans, fired, strict=False) if before < FIRES_AT_ONCE]
