@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import BigInteger, ColumnElement, DateTime, Dialect, Select, Text, TypeDecorator, type_coerce
-from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import literal_column
@@ -76,21 +75,6 @@ def instant(value: Any) -> datetime:
     return _EPOCH + timedelta(microseconds=value) if isinstance(value, int) else value.astimezone(UTC)
 
 
-class Integers(TypeDecorator[Sequence[int]]):
-    """Many integers as one parameter: a `bigint[]` on PostgreSQL, a JSON text on SQLite."""
-
-    impl = Text
-    cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """Give the parameter's type on this dialect."""
-        return dialect.type_descriptor(Text() if dialect.name == "sqlite" else ARRAY(BigInteger))
-
-    def process_bind_param(self, value: Sequence[int] | None, dialect: Dialect) -> Any:
-        """Give what the driver is handed for the integers."""
-        return json.dumps(list(value or ())) if dialect.name == "sqlite" else value
-
-
 class Column(TypeDecorator[Sequence[Any]]):
     """Many values as one parameter of `parallel`: a JSON array on both databases, which no driver dumps item by item."""
 
@@ -151,12 +135,6 @@ class wake(FunctionElement[Any]):
 
 class json_texts(FunctionElement[Any]):
     """The members of a JSON array of texts as rows of (key, value), keys ascending."""
-
-    inherit_cache = True
-
-
-class integer_pairs(FunctionElement[Any]):
-    """`integer_pairs(lefts, rights)`: two `Integers` parameters of one length as rows of (id, fence)."""
 
     inherit_cache = True
 
@@ -271,17 +249,6 @@ def _(element: json_texts, compiler: SQLCompiler, **kw: Any) -> str:
 @compiles(json_texts, "sqlite")
 def _(element: json_texts, compiler: SQLCompiler, **kw: Any) -> str:
     return f"json_each({compiler.process(element.clauses, **kw)})"
-
-
-@compiles(integer_pairs, "postgresql")
-def _(element: integer_pairs, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"(SELECT pair.id, pair.fence FROM unnest({compiler.process(element.clauses, **kw)}) AS pair(id, fence))"
-
-
-@compiles(integer_pairs, "sqlite")
-def _(element: integer_pairs, compiler: SQLCompiler, **kw: Any) -> str:
-    lefts, rights = (compiler.process(clause, **kw) for clause in element.clauses)
-    return f"(SELECT value AS id, json_extract({rights}, '$[' || key || ']') AS fence FROM json_each({lefts}))"
 
 
 @compiles(parallel, "postgresql")

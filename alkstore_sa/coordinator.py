@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from alkstore_sa._shift import Ask, Leave, Load, Rest, Round, Shift
 from alkstore_sa.errors import SchemaMissing
 from alkstore_sa.handlers import Handler
-from alkstore_sa.handles import JobHandle
+from alkstore_sa.handles import JobHandle, shortest_visibility
 from alkstore_sa.heartbeats import Heart
 from alkstore_sa.loop import LoopCrew
 from alkstore_sa.patience import Patience
@@ -215,16 +215,18 @@ class Coordinator:
                     self._report.outcomes[Outcome.DEAD] += len(buried)
                     self._told_dead(buried)
 
-    def _settle_acks(self, finished: Sequence[Run], acked: frozenset[int]) -> None:
-        left = [run for run in finished if run.job.id not in acked]
+    def _settle_acks(self, finished: Sequence[Run], acked: frozenset[tuple[int, int]]) -> None:
+        left = [run for run in finished if run.key not in acked]
         alone, locked = self._team.rounds.ack_alone(left) if left else (set[int](), set[int]())
-        for run in finished:
+        done = [run for run in finished if run.key in acked or run.job.id in alone] if left else finished
+        self._report.outcomes.update({Outcome.DONE: len(done)} if done else {})
+        self._team.bench.close_acked(done)
+        for run in left:
             if run.job.id in locked:
                 self._finished.append(run)
                 self._finished_at = time.monotonic()
-            elif run.job.id in acked or run.job.id in alone:
-                run.job.settled = True
-                self._close_account(run, Outcome.DONE)
+            elif run.job.id in alone:
+                continue
             elif run.commit_sent:
                 self._close_account(run, Outcome.DONE)  # its row went with the round whose answer was lost
             else:
@@ -238,9 +240,12 @@ class Coordinator:
         unknown: list[JobHandle] = []
         for queue, rows in claimed.rows.items():
             self._team.shift.claimed(queue, claimed.asked[queue], len(rows))
+            handlers: dict[str | None, Handler | None] = {}
             for row in rows:
                 job = JobHandle(self._parts.jobs, row)
-                handler = self._handler_for(job.queue, job.task)
+                if job.task not in handlers:
+                    handlers[job.task] = self._handler_for(queue, job.task)
+                handler = handlers[job.task]
                 if handler is None:
                     unknown.append(job)
                     continue
@@ -258,7 +263,7 @@ class Coordinator:
 
     def _start(self, plain: Sequence[Run], on_loop: Sequence[Run]) -> None:
         if plain or on_loop:
-            self._team.heart.quicken(min(run.job.visibility_timeout.total_seconds() for run in (*plain, *on_loop)))
+            self._team.heart.quicken(shortest_visibility(run.job for run in (*plain, *on_loop)))
         if on_loop and self._team.loop is not None:
             self._team.loop.start(on_loop)
         if plain:

@@ -232,6 +232,11 @@ class JobHandle:
         return self._jobs is jobs
 
 
+def shortest_visibility(handles: Iterable[JobHandle]) -> float:
+    """Give the shortest visibility timeout of some claims, in seconds; a worker asks for that of every job."""
+    return min(handle._visibility for handle in handles) / 1_000_000  # noqa: SLF001 - a timedelta for each costs more than the claim
+
+
 class Queue:
     """A queue by name. A handle is free: nothing is registered, and no round trip is made until a verb is called.
 

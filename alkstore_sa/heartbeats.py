@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from alkstore_sa.engines import Database
 from alkstore_sa.errors import AlkstoreError, SchemaMissing, StoreClosed
+from alkstore_sa.handles import shortest_visibility
 from alkstore_sa.presence import Presence
 from alkstore_sa.queues import Jobs
 from alkstore_sa.runs import Bench, Run
@@ -83,10 +84,8 @@ class Heart:
 
     def _beat(self) -> None:
         runs = self._current()
-        shortest = min((run.job.visibility_timeout.total_seconds() for run in runs), default=None)
-        self._interval = (
-            LONGEST_INTERVAL if shortest is None else min(LONGEST_INTERVAL, max(SHORTEST_INTERVAL, shortest / BEATS_PER_VISIBILITY))
-        )
+        shortest = shortest_visibility(run.job for run in runs) if runs else float("inf")
+        self._interval = min(LONGEST_INTERVAL, max(SHORTEST_INTERVAL, shortest / BEATS_PER_VISIBILITY))
         connection = self._connected()  # kept even while there is nothing to renew
         if not runs:
             return

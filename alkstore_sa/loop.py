@@ -93,4 +93,4 @@ class LoopCrew:
 def _task(coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
     if sys.version_info >= (3, 12):
         return asyncio.Task(coroutine, loop=loop, eager_start=True)
-    return loop.create_task(coroutine)
+    return asyncio.Task(coroutine, loop=loop)

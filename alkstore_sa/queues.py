@@ -56,7 +56,7 @@ class Jobs:
             statement = self.database.statement(job_statements.insert_jobs, placement.timing, placement.expiring, self.waking, checked)
             array = json.dumps(texts, ensure_ascii=False, check_circular=False)
             values = {"job_queue": queue, "job_payloads": array, **self._wake, **placement.values}
-            made = sorted(row[0] for row in bind.execute(statement, values))
+            made = sorted(row[0] for row in bind.execute(statement, values).all())
             if not made:
                 raise InvalidOption("run_at lies after the jobs expire")
             ids += made
@@ -90,7 +90,8 @@ class Jobs:
     def ack_many(self, bind: Bind, claims: Sequence[tuple[int, int]], *, skip_locked: bool = False) -> list[tuple[int, int]]:
         """Delete the jobs of those (id, fence) pairs that still stand; return their pairs. `skip_locked`: wait for nobody's row lock."""
         statement = self.database.statement(job_statements.delete_held_many, skip_locked)
-        return [(row.id, row.fence) for row in bind.execute(statement, _pairs(claims))]
+        rows: Sequence[Sequence[int]] = bind.execute(statement, _pairs(claims)).all()
+        return [(row[0], row[1]) for row in rows]
 
     def heartbeat(self, bind: Bind, job_id: int, fence: int, ttl: timedelta | None) -> datetime | None:
         """Move the claim's end to `ttl` from now (default: the row's own visibility timeout) and return it; None: the claim is gone."""
@@ -108,7 +109,7 @@ class Jobs:
 
     def standing(self, bind: Bind, claims: Sequence[tuple[int, int]]) -> set[int]:
         """Tell which of those claims still stand, by id, without a lock."""
-        return {row[0] for row in bind.execute(self.database.statement(job_statements.select_held_many), _pairs(claims))}
+        return {row[0] for row in bind.execute(self.database.statement(job_statements.select_held_many), _pairs(claims)).all()}
 
     def retry(self, bind: Bind, job_id: int, fence: int, delay: timedelta, error: str) -> JobState | None:
         """Put the job back to run again after `delay`, or bury it where its attempts are used up or it expires before.

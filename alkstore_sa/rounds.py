@@ -20,11 +20,11 @@ LONE_ACK_LIMIT: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What a round asked for and brought, by queue, and the ids of those of its acks that were answered."""
+    """What a round asked for and brought, by queue, and those of its acks that were answered, as (id, fence)."""
 
     asked: Mapping[str, int]
     rows: Mapping[str, Sequence[Row[Any]]]
-    acked: frozenset[int]
+    acked: frozenset[tuple[int, int]]
 
 
 class Rounds:
@@ -47,8 +47,8 @@ class Rounds:
                 free -= len(rows[ask.queue])
             return Claimed(asked, rows, acked)
 
-    def flush(self, finished: Sequence[Run]) -> frozenset[int]:
-        """Ack the finished runs whose rows nobody has locked, by one statement; return the ids."""
+    def flush(self, finished: Sequence[Run]) -> frozenset[tuple[int, int]]:
+        """Ack the finished runs whose rows nobody has locked, by one statement; return their claims."""
         with self._database.begin(limit=ROUND_LIMIT) as connection:
             return self._ack(connection, finished)
 
@@ -89,7 +89,7 @@ class Rounds:
                 run.job.id for run in sorted(runs, key=lambda run: run.key) if self._jobs.release(connection, *run.key, delay, reason(run))
             }
 
-    def _ack(self, connection: Connection, finished: Sequence[Run]) -> frozenset[int]:
+    def _ack(self, connection: Connection, finished: Sequence[Run]) -> frozenset[tuple[int, int]]:
         if not finished:
             return frozenset()
-        return frozenset(job_id for job_id, _ in self._jobs.ack_many(connection, [run.key for run in finished], skip_locked=True))
+        return frozenset(self._jobs.ack_many(connection, [run.key for run in finished], skip_locked=True))

@@ -27,7 +27,6 @@ from sqlalchemy.sql.expression import FromClause
 
 from alkstore_sa._options import Timing
 from alkstore_sa.constructs import (
-    Integers,
     NumberColumn,
     Span,
     TextColumn,
@@ -36,7 +35,6 @@ from alkstore_sa.constructs import (
     constant,
     in_picked,
     instant_of,
-    integer_pairs,
     json_texts,
     later,
     parallel,
@@ -245,11 +243,11 @@ def _held_many(*, skip_locked: bool) -> Select[Any]:
 
 
 def _held_and_pairs() -> tuple[FromClause, FromClause]:
-    pair = integer_pairs(bindparam("job_ids", type_=Integers), bindparam("job_fences", type_=Integers)).table_valued(
-        column("id", BigInteger), column("fence", BigInteger), name="pair"
+    pair = parallel(bindparam("job_ids", type_=NumberColumn), bindparam("job_fences", type_=NumberColumn)).table_valued(
+        column("c0", BigInteger), column("c1", BigInteger), column("ord", BigInteger), name="pair"
     )
     held = jobs.alias("held")
-    return held, held.join(pair, and_(held.c.id == pair.c.id, held.c.fence == pair.c.fence))
+    return held, held.join(pair, and_(held.c.id == pair.c.c0, held.c.fence == pair.c.c1))
 
 
 def extend_held(given: bool) -> Update:
