@@ -310,6 +310,41 @@ def test_a_kill_before_the_acks_are_flushed_repeats_at_most_a_hundred_runs(datab
     assert sum(runs.values()) - jobs <= 100
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param("coordinator:Coordinator._begin_leaving:entering", marks=pytest.mark.soak),
+        "coordinator:Coordinator._begin_leaving:leaving",
+        pytest.param("coordinator:Coordinator._abandon_the_rest:entering", marks=pytest.mark.soak),
+        "runs:Run.interrupt:leaving",
+        pytest.param("coordinator:Coordinator._settle_what_ends:leaving", marks=pytest.mark.soak),
+        pytest.param("rounds:Rounds.flush:entering", marks=pytest.mark.soak),
+        "rounds:Rounds.flush:leaving",
+        "rounds:Rounds.give_back:entering",
+        "rounds:Rounds.give_back:leaving",
+        pytest.param("heartbeats:Heart.close:entering", marks=pytest.mark.soak),
+        "presence:Presence.leave:leaving",
+    ],
+)
+def test_a_kill_at_any_step_of_leaving_loses_nothing(processes, database, app, counter, place):
+    tasks = [app.linger, app.alinger, app.alinger, app.linger]
+    if database.kind == "postgresql":  # SQLite's one write lock is the Session handler's, so that nothing is given back before it ends
+        tasks.append(app.clinger)
+    for n, task in enumerate(tasks):
+        task.enqueue(n)
+    arguments = ("--queue", "linger", "--grace", "0.3")
+    worker = processes.start(*arguments, VISIBILITY="1", LINGER="60", DIE_AT=f"alkstore_sa.{place}")
+    until(lambda: {f"{n} started" for n in range(len(tasks))} <= set(processes.lines()), processes=processes)
+    worker.send_signal(signal.SIGTERM)
+    assert left(worker, processes) == -signal.SIGKILL
+
+    processes.start(*arguments, VISIBILITY="1")
+    until(lambda: not database.count(), processes=processes)
+    assert counter() == tasks.count(app.clinger)
+    assert {f"{n} ended" for n in range(len(tasks))} <= set(processes.lines())
+    assert database.count("alkstore_dead") == 0
+
+
 def test_two_releases_with_different_tasks_serve_one_queue(database, processes, app):
     stamps = app.note.definition.stamps
     for n in range(5):
