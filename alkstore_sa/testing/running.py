@@ -49,7 +49,8 @@ def run_due(tasks: Tasks, limit: int = 1000, errors: Literal["raise", "record"] 
     Each run is settled as a worker settles it: done, retried with its backoff, snoozed, dead. Handlers with a Session get one on the
     connection that the store joined, or one of the registry's `session_factory`. Async handlers run to their end on an event loop of
     this call. After each run that failed, `errors="raise"` raises what the handler raised, the job being settled already; a handler's
-    own `Retry`, `Snooze` or `Fail` is no failure. `timeout`, heartbeats and concurrency are a worker's: here there are none.
+    own `Retry`, `Snooze` or `Fail` is no failure. A `timeout` ends async handlers, as a worker does; heartbeats and concurrency are a
+    worker's, and so are the timeouts of other handlers: here there are none.
 
     Raises:
         InvalidOption: an option; this is called from a running event loop; a handler takes an AsyncSession, and the store is joined or
@@ -130,14 +131,12 @@ class _Runs:
 
     def _call(self, run: Run) -> None:
         front, named = run.handler.arguments(run.job)
-        if run.handler.session == "async":
-            if self._parts.database.lender is not None:
-                raise InvalidOption("an AsyncSession cannot join this test's transaction: run such a task on a store that is not joined")
-            self._loop.run(self._sessions.call_async(run, front, named))
-        elif run.handler.session == "sync":
+        if run.handler.session == "async" and self._parts.database.lender is not None:
+            raise InvalidOption("an AsyncSession cannot join this test's transaction: run such a task on a store that is not joined")
+        if run.handler.is_async:
+            self._loop.run(self._sessions.call_awaited(run, front, named))
+        elif run.handler.session is not None:
             self._sessions.call(run, front, named)
-        elif run.handler.is_async:
-            self._loop.run(run.handler.function(*front, **named))
         else:
             refuse_awaitable(run.handler.function(*front, **named))
 
