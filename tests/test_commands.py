@@ -264,9 +264,11 @@ def test_steering_says_what_it_did(database, scene):
 
 
 def test_a_raw_job_or_a_task_is_enqueued(database, store, tmp_path, monkeypatch):
-    (tmp_path / "app_of_test.py").write_text(APP)
+    module = f"app_on_{database.kind}"  # it is imported here, too
+    (tmp_path / f"{module}.py").write_text(APP)
     monkeypatch.chdir(tmp_path)
-    app = {"ALKSTORE_APP": "app_of_test:tasks", "APP_URL": database.url}
+    monkeypatch.syspath_prepend(tmp_path)
+    app = {"ALKSTORE_APP": f"{module}:tasks", "APP_URL": database.url}
     ran = alkstore("enqueue", "mail", '{"to": "ada"}', "--delay", "5m", "--priority", "7", **app)
     assert (ran.returncode, ran.stdout) == (0, "job 1 is enqueued\n"), ran.stderr
     [job] = store.jobs()
@@ -281,8 +283,7 @@ def test_a_raw_job_or_a_task_is_enqueued(database, store, tmp_path, monkeypatch)
         ("emails", "NaN"): "NaN is no JSON",
     }
     for arguments, sentence in wrong.items():
-        ran = alkstore("enqueue", *arguments, **app)
-        assert (ran.returncode, ran.stdout, ran.stderr) == (1, "", f"Error: {sentence}\n")
+        assert said("enqueue", *arguments, **app) == (1, "", f"Error: {sentence}\n")
     assert said("enqueue", "emails", "[1, null]", "--url", database.url)[0] == 0
     assert said("enqueue", "fresh", "1", "--new-queue", "--url", database.url)[0] == 0
     assert [(one.queue, one.payload) for one in store.jobs()][1:] == [("emails", [1, None]), ("fresh", 1)]
