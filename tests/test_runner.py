@@ -394,6 +394,7 @@ def test_a_restart_of_the_database_is_outlived(server, runners):
         assert [each.stop() for each in runners] == [("stopped", 0)] * 2
         store.tick()
         assert_once(store, "s", SECOND)
+    database.drop()
 
 
 def test_the_renewal_is_far_inside_the_time_to_live():
