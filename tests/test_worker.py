@@ -781,12 +781,12 @@ def test_a_stop_gives_back_what_has_not_started_and_waits_for_what_runs(store, t
     reports = []
     thread = threading.Thread(target=lambda: reports.append(worker.run(stop)), daemon=True)
     thread.start()
-    started.wait(10)
+    assert started.wait(20)
     stop.cancel()
     time.sleep(0.1)
     assert thread.is_alive()
     let_go.set()
-    thread.join(10)
+    thread.join(40)
 
     assert reports[0].done == 1
     assert reports[0].abandoned == 0
