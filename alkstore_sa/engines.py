@@ -8,7 +8,7 @@ import os
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from hashlib import blake2b
@@ -23,7 +23,7 @@ from sqlalchemy.sql.expression import ClauseElement, Executable
 from alkstore_sa.bridge import Beside, BesideInThread, pause
 from alkstore_sa.errors import InvalidOption, SchemaMissing, SchemaOutdated, StoreClosed
 from alkstore_sa.seam import BEGUN, Bind, Tx, joined
-from alkstore_sa.sqlite import LONGEST_BUSY, is_busy, is_in_memory, prepare_sqlite
+from alkstore_sa.sqlite import LONGEST_BUSY, file_of, is_busy, is_in_memory, prepare_sqlite
 from alkstore_sa.twins import STRICTER, prepared_twin, twin_pool
 
 P = ParamSpec("P")
@@ -34,7 +34,7 @@ SUPPORTED: Final = "postgresql+psycopg:// or sqlite:///"
 
 _BEGIN: Final = {"postgresql": "BEGIN ISOLATION LEVEL READ COMMITTED", "sqlite": "BEGIN IMMEDIATE"}
 _LONGEST_IDENTIFIER: Final = 63  # bytes; PostgreSQL cuts off what is longer, in names and in channels
-_LENT: Final[ContextVar["Database | None"]] = ContextVar("alkstore_lent", default=None)
+_LENT: Final[ContextVar[Collection[str]]] = ContextVar("alkstore_lent", default=())  # the files whose write lock a handler's Session has
 _JOINED: Final[ContextVar[Mapping["Database", Callable[[], Connection]]]] = ContextVar("alkstore_joined", default=MappingProxyType({}))
 
 
@@ -48,6 +48,7 @@ class Database:
         refuse_unsupported(self.engine, schema)
         if self._owned and self.dialect == "sqlite":
             prepare_sqlite(self.engine)
+        self._file: Final = file_of(self.engine.url) if self.dialect == "sqlite" else None
         self.schema: Final = schema
         self.channel: Final = _channel(schema)
         self._statements: dict[Any, Executable] = {}
@@ -76,7 +77,7 @@ class Database:
         Raises:
             InvalidOption: inside a handler whose Session holds SQLite's write lock, for which this would wait for ever.
         """
-        if _LENT.get() is self:
+        if self._file in _LENT.get():
             raise InvalidOption("this would wait for the handler's own transaction: use the verb with _tx, and the handler's session")
         if (lender := self.lender) is not None:
             self.refuse_closed()
@@ -161,12 +162,14 @@ class Database:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Say that a Session of this context holds SQLite's write lock, so that no transaction of our own can begin in it."""
-        token = _LENT.set(self if self.dialect == "sqlite" else None)
+        """Say that a Session of this context holds SQLite's write lock, so that no store on the file can begin a transaction in it."""
+        lent = [] if self._file is None else [self._file]
+        token = _LENT.set(lent)
         try:
             yield
         finally:
             _LENT.reset(token)
+            lent.clear()  # what was started in this context, and outlives it, may begin one again
 
     @contextmanager
     def joining(self, lender: Callable[[], Connection]) -> Iterator[None]:

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
-from alkstore_sa import Fail, InvalidOption, JobHandle, Retry, Snooze, StopToken, Tasks, Worker, prepare_sqlite
+from alkstore_sa import AsyncStore, Fail, InvalidOption, JobHandle, Retry, Snooze, StopToken, Tasks, Worker, prepare_sqlite
 from alkstore_sa.runs import Outcome
 
 pytestmark = pytest.mark.timeout(60)
@@ -679,6 +679,41 @@ def test_an_auto_commit_verb_inside_a_session_handler_on_sqlite_is_refused_at_on
 
     assert "_tx" in errors[0]
     assert [job.payload for job in store.jobs(queue="other")] == [2]
+
+
+@pytest.mark.databases("sqlite")
+def test_an_awaited_verb_inside_an_async_session_handler_on_sqlite_is_refused_at_once(database, store, tasks, counter):
+    engine, errors, left = async_engine(database), [], []
+    aio = AsyncStore(engine)
+
+    @tasks.task(name="t")
+    async def fn(session: AsyncSession) -> None:
+        over = asyncio.Event()
+
+        async def outlive():
+            await over.wait()
+            await aio.enqueue("other", 3)
+
+        left.extend((over, asyncio.create_task(outlive())))
+        for verb in (lambda: aio.enqueue("other", 1), lambda: aio.queue("other").claim("w"), lambda: aio.try_lock("l")):
+            try:
+                await verb()
+            except InvalidOption as error:
+                errors.append(str(error))
+        await aio.enqueue_tx(session, "other", 2)
+
+    @tasks.task(name="later")
+    async def later() -> None:
+        over, outliving = left
+        over.set()
+        await outliving  # a task that the handler began, and whose context remembers the handler's
+
+    fn.enqueue()
+    later.enqueue()
+    drained(store, tasks, 2, async_engine=engine, concurrency=1)
+
+    assert ["handler's own transaction" in error for error in errors] == [True] * 3
+    assert [job.payload for job in store.jobs(queue="other")] == [2, 3]
 
 
 @pytest.mark.databases("sqlite")
