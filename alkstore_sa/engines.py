@@ -9,21 +9,23 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
+from weakref import WeakSet
 
-from sqlalchemy import URL, Connection, Engine, create_engine, func, make_url, select
+from sqlalchemy import URL, Connection, Engine, Pool, create_engine, func, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.expression import ClauseElement, Executable
 
 from alkstore_sa.bridge import Beside, BesideInThread, pause
 from alkstore_sa.errors import InvalidOption, SchemaMissing, SchemaOutdated, StoreClosed
+from alkstore_sa.places import described, file_of, server_of
 from alkstore_sa.seam import BEGUN, Bind, Tx, joined
-from alkstore_sa.sqlite import LONGEST_BUSY, file_of, is_busy, is_in_memory, prepare_sqlite
+from alkstore_sa.sqlite import LONGEST_BUSY, is_busy, is_in_memory, prepare_sqlite
 from alkstore_sa.twins import STRICTER, prepared_twin, twin_pool
 
 P = ParamSpec("P")
@@ -56,6 +58,7 @@ class Database:
         self._twin: Engine | None = None
         self._pid = os.getpid()
         self._closed = False
+        self._known: Final[WeakSet[Pool]] = WeakSet()  # of others, that were found to lead here
 
     def statement(self, builder: Callable[P, S], /, *args: P.args, **shape: P.kwargs) -> S:
         """Return what `builder` builds, built once and carrying the schema that its tables lie in."""
@@ -146,15 +149,32 @@ class Database:
             return verb(bind, *args, **kwargs)
 
     def refuse_elsewhere(self, session: Session, clause: Executable) -> None:
-        """Raise `InvalidOption` where a Session would send `clause`, one of ours, to a database of another name; sends nothing."""
+        """Raise `InvalidOption` where a Session would send `clause`, one of ours, to another place than this.
+
+        Sends nothing, but on PostgreSQL: one statement to either side, once for a pool that is not the store's own.
+        """
         if self._pinned:
             return
-        there, here = session.get_bind(clause=cast(ClauseElement, clause)).engine.url, self.engine.url
-        if (there.get_backend_name(), there.database) != (here.get_backend_name(), here.database):
+        there = session.get_bind(clause=cast(ClauseElement, clause))
+        if not self._is_here(there):
             raise InvalidOption(
-                f"this handler's session keeps our tables in {there.database!r}, but the worker's jobs are in {here.database!r}:"
-                " give the worker a session_factory= on its own database"
+                f"this handler's session keeps our tables in {described(there.engine.url)}, but the worker's jobs are in"
+                f" {described(self.engine.url)}: give the worker a session_factory= on its own database"
             )
+
+    def _is_here(self, bind: Engine | Connection) -> bool:
+        pool = bind.engine.pool
+        if pool is self.engine.pool or pool in self._known:
+            return True
+        if bind.dialect.name != self.dialect:
+            return False
+        if self._file is not None:
+            return file_of(bind.engine.url) == self._file
+        with self.begin(single=True) as ours, nullcontext(bind) if isinstance(bind, Connection) else bind.connect() as theirs:
+            is_here = server_of(ours) == server_of(theirs)
+        if is_here:
+            self._known.add(pool)
+        return is_here
 
     def begin_in(self, session: Session, clause: Executable) -> None:
         """Let a Session begin its transaction on the connection that `clause` will use."""

@@ -4,7 +4,6 @@ The driver's default sends no BEGIN before a SAVEPOINT, so that a released savep
 deferred BEGIN makes a transaction that has read, then writes after somebody else's commit, fail at once.
 """
 
-import os
 import sqlite3
 import time
 from typing import Any, Final, Literal
@@ -100,11 +99,6 @@ def _use_wal(cursor: Any) -> None:
 def is_busy(error: OperationalError) -> bool:
     """Tell whether the database was busy with another writer, so that the statement did nothing and may be sent again."""
     return isinstance(error.orig, sqlite3.OperationalError) and getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-
-
-def file_of(url: URL) -> str:
-    """Give the path of the file that `url` leads to, the same one whatever way it was named."""
-    return os.path.realpath((url.database or "").removeprefix("file:").partition("?")[0])
 
 
 def is_in_memory(url: URL) -> bool:

@@ -5,6 +5,7 @@ import contextlib
 import contextvars
 import logging
 import os
+import shutil
 import socket
 import threading
 import time
@@ -12,7 +13,9 @@ from collections import Counter
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import text
+from conftest import server_urls
+from databases import TEMPLATE, admin, sqlite_template
+from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
@@ -601,6 +604,49 @@ def test_a_claim_lost_while_the_handler_ran_rolls_its_session_back(database, sto
 
     assert counter() == 0
     assert report.outcomes == {Outcome.LOST: 1}
+
+
+def another_place(database, tmp_path):
+    """A URL that leads elsewhere, though it looks the same."""
+    if database.kind == "sqlite":
+        (tmp_path / "other").mkdir()
+        shutil.copy(sqlite_template(), tmp_path / "other" / "test.db")
+        return f"sqlite:///{tmp_path / 'other' / 'test.db'}"
+    elsewhere = next(url for version, url in server_urls().items() if version != "18")
+    admin(elsewhere, f"CREATE DATABASE {database.name} TEMPLATE {TEMPLATE}")
+    return str(make_url(elsewhere).set(database=database.name))
+
+
+def same_place(database, tmp_path):
+    """A URL that leads to the same database, though it looks otherwise."""
+    if database.kind == "sqlite":
+        (tmp_path / "link").symlink_to(tmp_path)
+        return f"sqlite:///{tmp_path / 'link' / 'test.db'}"
+    return database.url.replace("@127.0.0.1", "@localhost") + "?application_name=host"
+
+
+def test_a_handlers_session_on_another_server_or_file_of_the_same_name_is_refused(database, store, tasks, counter, tmp_path):
+    if database.kind == "postgresql" and len(server_urls()) == 1:
+        pytest.skip("requires two servers")
+
+    @tasks.task(name="t", max_attempts=1)
+    def count(session: Session) -> None:
+        session.execute(INCREMENT)
+
+    elsewhere = create_engine(another_place(database, tmp_path))
+    refused = count.enqueue()
+    drained(store, tasks, 1, session_factory=sessionmaker(elsewhere))
+    said = store.get_job(refused).last_error
+    assert "this handler's session keeps our tables in" in said
+    assert "give the worker a session_factory= on its own database" in said
+    elsewhere.dispose()
+    if database.kind == "postgresql":
+        admin(elsewhere.url.set(database="postgres"), f"DROP DATABASE {database.name} WITH (FORCE)")
+    engine = create_engine(same_place(database, tmp_path))
+    count.enqueue()
+    count.enqueue()
+    assert drained(store, tasks, 2, session_factory=sessionmaker(engine)).done == counter() == 2
+    engine.dispose()
 
 
 def test_a_session_factory_of_the_application_is_used(store, tasks, counter):
