@@ -212,6 +212,25 @@ def test_without_flask_sqlalchemy_the_store_has_a_url_of_its_own(database, alkst
     assert database.count() == 1
 
 
+def test_the_command_line_is_told_the_database_by_nothing_that_a_child_process_inherits(database, alkstore, monkeypatch):
+    monkeypatch.setenv("ALKSTORE_URL", "sqlite:///elsewhere.db")
+    monkeypatch.setenv("ALKSTORE_SCHEMA", "elsewhere")
+    app, _ = made(database, alkstore)
+    before = dict(os.environ)
+    with app.app_context():
+        alkstore.store.queue("q").enqueue(1)
+        alkstore.store.schedule("s", "@every 1d", "q")
+    for command, said in (("queues", '"q"'), ("schedules", '"s"'), ("schedules history s", "[]"), ("jobs", '"payload": 1')):
+        done = app.test_cli_runner().invoke(args=["alkstore", *command.split(), "--json"])
+        assert done.exit_code == 0, done.output
+        assert said in done.output
+    done = app.test_cli_runner().invoke(args=["alkstore", "check"])
+    assert "the tables are as this version makes them" in done.output
+    done = app.test_cli_runner().invoke(args=["alkstore", "queues", "--url", "sqlite:///nowhere.db"])
+    assert "there is no file" in done.output
+    assert dict(os.environ) == before
+
+
 def flask(app, *arguments, folder, **environment):
     done = subprocess.run(
         [sys.executable, "-m", "flask", "--app", app, *arguments],
@@ -247,6 +266,7 @@ class Order(db.Model):
 
 @tasks.task(name="note", queue="q")
 def note(name: str) -> None:
+    assert not {{"ALKSTORE_URL", "ALKSTORE_SCHEMA", "ALKSTORE_APP"}} & set(os.environ)
     db.session.add(Order())
     db.session.commit()
 
