@@ -550,6 +550,47 @@ def test_a_cancelled_verb_costs_its_connection_and_nothing_else(database, async_
     assert asyncio.run(cancel())[-1] == "after"
 
 
+def test_the_surface_lives_on_uvloop_too(database, async_driver):
+    uvloop = pytest.importorskip("uvloop")
+
+    async def consumed(queue, many):
+        stop, came = StopToken(), []
+        async for job in queue.jobs("w", stop):
+            came.append(job.payload)
+            await job.ack()
+            if len(came) == many:
+                stop.cancel()
+        return came
+
+    async def live():
+        async with opened(database, async_driver, poll=60) as store, ticking():
+            queue = store.queue("q")
+            consumer = asyncio.create_task(consumed(queue, 3))
+            await queue.enqueue(1)
+            async with AsyncSession(store.engine) as session:
+                await queue.enqueue_many_tx(session, [2, 3])
+                await session.commit()
+            assert await asyncio.wait_for(consumer, 20) == [1, 2, 3]  # woken: the poll is a minute
+            waiting = asyncio.create_task(anext(queue.jobs("w", StopToken())))
+            async with store.lock("l", 30, keep_alive=True) as lease:
+                assert await store.try_lock("l") is None
+                assert lease.held
+            await store.outbox("o").enqueue("message")
+            seen = []
+            assert await store.outbox("o").run_once("w", lambda job: asyncio.sleep(0, seen.append(job.payload)))
+            assert seen == ["message"]
+            await store.schedule("s", "@every 1s", "reports")
+            leader = asyncio.create_task(store.run_schedules(StopToken()))
+            await soon(lambda: store.schedule_history("s"))
+            for task in (leader, waiting):
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            assert await store.locks() == []
+
+    uvloop.run(live())
+
+
 @pytest.mark.databases("postgresql-18")
 def test_a_listener_that_was_cut_off_comes_back(database, async_driver, caplog):
     async def listen():
