@@ -1,11 +1,15 @@
 """The Flask extension in the applications that people have: factories, binds, migrations, workers, forks."""
 
 import asyncio
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
+import httpx
 import pytest
 from conftest import server_urls
 from databases import TestDatabase
@@ -14,6 +18,7 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import Integer, delete, event, select, text
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
+from test_examples import free_port
 
 import alkstore_sa
 from alkstore_sa import InvalidOption, JobHandle, JobState, NotBound, StopToken, Tasks, Worker
@@ -425,6 +430,59 @@ def test_two_lines_put_our_tables_into_the_hosts_own_history(tmp_path):
     one_by_one("db init", "db migrate", "db upgrade", "db check", "alkstore check", folder=tmp_path, HOST_URL=url)
     assert "alkstore_job" in written(tmp_path)
     assert "alkstore_sa" not in written(tmp_path)
+
+
+RELOADED = """
+import os
+from flask import Flask
+from alkstore_sa.flask import Alkstore
+
+VERSION = {version}
+app = Flask(__name__)
+app.config["ALKSTORE_URL"] = os.environ["HOST_URL"]
+alkstore = Alkstore(app)
+
+@app.post("/")
+def place():
+    queue = alkstore.store.queue("q")
+    queue.enqueue(VERSION)
+    return {{"version": VERSION, "pid": os.getpid(), "woken": queue.wait(20)}}
+"""
+
+
+@pytest.mark.databases("postgresql-18")
+def test_the_reloader_serves_and_enqueues_again_and_its_parent_has_nothing_of_ours(database, tmp_path):
+    module = tmp_path / "reloaded.py"
+    module.write_text(RELOADED.format(version=1))
+    port = free_port()
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "flask", "--app", "reloaded", "run", "--reload", "--port", str(port)],
+            cwd=tmp_path,
+            env={**os.environ, "HOST_URL": database.url, "PYTHONDONTWRITEBYTECODE": "1"},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+    def placed(version):
+        with contextlib.suppress(httpx.HTTPError):
+            answer = httpx.post(f"http://127.0.0.1:{port}/", timeout=30).json()
+            return answer if answer["version"] == version else None
+
+    try:
+        first = eventually(lambda: placed(1), within=60)
+        module.write_text(RELOADED.format(version=2) + "# touched")
+        second = eventually(lambda: placed(2), within=60, every=0.2)
+        threads = len(list(Path(f"/proc/{server.pid}/task").iterdir()))
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait(20)
+    assert len({server.pid, first["pid"], second["pid"]}) == 3
+    assert first["woken"] and second["woken"]
+    assert threads == 1
+    payloads = [payload for (payload,) in database.sql("SELECT payload FROM alkstore_job ORDER BY id")]
+    assert (payloads[0], payloads[-1]) == ("1", "2")
 
 
 @pytest.mark.databases("postgresql-18", "sqlite")
