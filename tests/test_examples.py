@@ -54,7 +54,7 @@ class Site:
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "DATABASE_URL": database.url,
             "ALKSTORE_URL": database.url,
-            "REPORT_EVERY": "2s",
+            "REPORT_EVERY": "1s",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         self.processes = []
