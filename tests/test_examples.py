@@ -48,7 +48,6 @@ class Site:
 
     def __init__(self, name, database, folder):
         self.name, self.database, self.log = name, database, folder / "log"
-        self.port = free_port()
         self.environment = {
             **os.environ,
             "PATH": f"{BIN}:{os.environ['PATH']}",
@@ -58,9 +57,13 @@ class Site:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         self.processes = []
+
+    def serve(self):
+        """Start the server, on a port that was free a moment ago, and make a client of it."""
+        port = free_port()
+        self.start(SERVERS[self.name](port))
         # a connection a request, as from many clients, so that the processes share them; a context for TLS each would take most of the time
-        limits = httpx.Limits(max_keepalive_connections=0)
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", verify=False, limits=limits)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", verify=False, limits=httpx.Limits(max_keepalive_connections=0))
 
     def run(self, command):
         done = subprocess.run(
@@ -124,7 +127,7 @@ def test_the_books_balance_though_a_web_process_is_killed(name, place, tmp_path)
     site = Site(name, place, tmp_path)
     for command in SETUPS[name]:
         site.run(command)
-    site.start(SERVERS[name](site.port))
+    site.serve()
     site.start(RUNNERS[name])
     rng = random.Random(name)
     failing = [rng.random() < 0.2 for _ in range(ORDERS)]
