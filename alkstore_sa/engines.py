@@ -8,20 +8,22 @@ import os
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
+from weakref import WeakSet
 
-from sqlalchemy import URL, Connection, Engine, create_engine, func, make_url, select
+from sqlalchemy import URL, Connection, Engine, Pool, create_engine, func, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.expression import ClauseElement, Executable
 
 from alkstore_sa.bridge import Beside, BesideInThread, pause
 from alkstore_sa.errors import InvalidOption, SchemaMissing, SchemaOutdated, StoreClosed
+from alkstore_sa.places import described, file_of, server_of
 from alkstore_sa.seam import BEGUN, Bind, Tx, joined
 from alkstore_sa.sqlite import LONGEST_BUSY, is_busy, is_in_memory, prepare_sqlite
 from alkstore_sa.twins import STRICTER, prepared_twin, twin_pool
@@ -34,7 +36,7 @@ SUPPORTED: Final = "postgresql+psycopg:// or sqlite:///"
 
 _BEGIN: Final = {"postgresql": "BEGIN ISOLATION LEVEL READ COMMITTED", "sqlite": "BEGIN IMMEDIATE"}
 _LONGEST_IDENTIFIER: Final = 63  # bytes; PostgreSQL cuts off what is longer, in names and in channels
-_LENT: Final[ContextVar["Database | None"]] = ContextVar("alkstore_lent", default=None)
+_LENT: Final[ContextVar[Collection[str]]] = ContextVar("alkstore_lent", default=())  # the files whose write lock a handler's Session has
 _JOINED: Final[ContextVar[Mapping["Database", Callable[[], Connection]]]] = ContextVar("alkstore_joined", default=MappingProxyType({}))
 
 
@@ -48,6 +50,7 @@ class Database:
         refuse_unsupported(self.engine, schema)
         if self._owned and self.dialect == "sqlite":
             prepare_sqlite(self.engine)
+        self._file: Final = file_of(self.engine.url) if self.dialect == "sqlite" else None
         self.schema: Final = schema
         self.channel: Final = _channel(schema)
         self._statements: dict[Any, Executable] = {}
@@ -55,6 +58,7 @@ class Database:
         self._twin: Engine | None = None
         self._pid = os.getpid()
         self._closed = False
+        self._known: Final[WeakSet[Pool]] = WeakSet()  # of others, that were found to lead here
 
     def statement(self, builder: Callable[P, S], /, *args: P.args, **shape: P.kwargs) -> S:
         """Return what `builder` builds, built once and carrying the schema that its tables lie in."""
@@ -76,7 +80,7 @@ class Database:
         Raises:
             InvalidOption: inside a handler whose Session holds SQLite's write lock, for which this would wait for ever.
         """
-        if _LENT.get() is self:
+        if self._file in _LENT.get():
             raise InvalidOption("this would wait for the handler's own transaction: use the verb with _tx, and the handler's session")
         if (lender := self.lender) is not None:
             self.refuse_closed()
@@ -145,15 +149,32 @@ class Database:
             return verb(bind, *args, **kwargs)
 
     def refuse_elsewhere(self, session: Session, clause: Executable) -> None:
-        """Raise `InvalidOption` where a Session would send `clause`, one of ours, to a database of another name; sends nothing."""
+        """Raise `InvalidOption` where a Session would send `clause`, one of ours, to another place than this.
+
+        Sends nothing, but on PostgreSQL: one statement to either side, once for a pool that is not the store's own.
+        """
         if self._pinned:
             return
-        there, here = session.get_bind(clause=cast(ClauseElement, clause)).engine.url, self.engine.url
-        if (there.get_backend_name(), there.database) != (here.get_backend_name(), here.database):
+        there = session.get_bind(clause=cast(ClauseElement, clause))
+        if not self._is_here(there):
             raise InvalidOption(
-                f"this handler's session keeps our tables in {there.database!r}, but the worker's jobs are in {here.database!r}:"
-                " give the worker a session_factory= on its own database"
+                f"this handler's session keeps our tables in {described(there.engine.url)}, but the worker's jobs are in"
+                f" {described(self.engine.url)}: give the worker a session_factory= on its own database"
             )
+
+    def _is_here(self, bind: Engine | Connection) -> bool:
+        pool = bind.engine.pool
+        if pool is self.engine.pool or pool in self._known:
+            return True
+        if bind.dialect.name != self.dialect:
+            return False
+        if self._file is not None:
+            return file_of(bind.engine.url) == self._file
+        with self.begin(single=True) as ours, nullcontext(bind) if isinstance(bind, Connection) else bind.connect() as theirs:
+            is_here = server_of(ours) == server_of(theirs)
+        if is_here:
+            self._known.add(pool)
+        return is_here
 
     def begin_in(self, session: Session, clause: Executable) -> None:
         """Let a Session begin its transaction on the connection that `clause` will use."""
@@ -161,12 +182,14 @@ class Database:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Say that a Session of this context holds SQLite's write lock, so that no transaction of our own can begin in it."""
-        token = _LENT.set(self if self.dialect == "sqlite" else None)
+        """Say that a Session of this context holds SQLite's write lock, so that no store on the file can begin a transaction in it."""
+        lent = [] if self._file is None else [self._file]
+        token = _LENT.set(lent)
         try:
             yield
         finally:
             _LENT.reset(token)
+            lent.clear()  # what was started in this context, and outlives it, may begin one again
 
     @contextmanager
     def joining(self, lender: Callable[[], Connection]) -> Iterator[None]:

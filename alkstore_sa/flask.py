@@ -204,9 +204,8 @@ def _command(arguments: tuple[str, ...]) -> None:
     """Be the command line of alkstore_sa on the application's database and tasks."""
     store = store_of_current_app()
     told = {
-        "ALKSTORE_URL": store.engine.url.render_as_string(hide_password=False),
-        "ALKSTORE_SCHEMA": store.parts.database.schema,
-        "ALKSTORE_APP": TASKS,
+        "url": store.engine.url.render_as_string(hide_password=False),
+        "schema": store.parts.database.schema,
+        "app": TASKS,
     }
-    os.environ.update({name: value for name, value in told.items() if value is not None})
-    main.main(list(arguments), prog_name="flask alkstore")
+    main.main(list(arguments), prog_name="flask alkstore", obj=told)  # not by the environment, which child processes would inherit

@@ -19,6 +19,7 @@ from eventually import eventually
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
 ORDERS = 200
+LOOK = 0.1  # seconds between two looks: to look takes time from those who are looked at
 BIN = Path(sys.executable).parent
 
 
@@ -47,16 +48,22 @@ class Site:
 
     def __init__(self, name, database, folder):
         self.name, self.database, self.log = name, database, folder / "log"
-        self.port = free_port()
         self.environment = {
             **os.environ,
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "DATABASE_URL": database.url,
             "ALKSTORE_URL": database.url,
-            "REPORT_EVERY": "2s",
+            "REPORT_EVERY": "1s",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         self.processes = []
+
+    def serve(self):
+        """Start the server, on a port that was free a moment ago, and make a client of it."""
+        port = free_port()
+        self.start(SERVERS[self.name](port))
+        # a connection a request, as from many clients, so that the processes share them; a context for TLS each would take most of the time
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", verify=False, limits=httpx.Limits(max_keepalive_connections=0))
 
     def run(self, command):
         done = subprocess.run(
@@ -72,22 +79,25 @@ class Site:
         self.processes.append(process)
         return process
 
-    def url(self, path):
-        return f"http://127.0.0.1:{self.port}{path}"
-
-    def answers(self):
+    def pid(self):
+        """The process that answers, or None."""
         with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(self.url("/"), timeout=5).status_code == 200
-        return False
+            answer = self.http.get("/", timeout=5)
+            return answer.json()["pid"] if answer.status_code == 200 else None
+        return None
 
     def order(self, number, failing):
         """Place one order; True: placed, False: refused, None: nobody knows."""
         with contextlib.suppress(httpx.HTTPError):
-            answer = httpx.post(self.url("/orders"), json={"item": f"tea {number}", "fail": failing}, timeout=20)
+            answer = self.http.post("/orders", json={"item": f"tea {number}", "fail": failing}, timeout=20)
             return answer.status_code == 201
         return None
 
+    def count(self, what):
+        return self.database.sql(f"SELECT count(*) FROM {what}")[0][0]
+
     def stop(self):
+        self.http.close()
         for process in reversed(self.processes):
             process.send_signal(signal.SIGTERM)
         codes = []
@@ -117,7 +127,7 @@ def test_the_books_balance_though_a_web_process_is_killed(name, place, tmp_path)
     site = Site(name, place, tmp_path)
     for command in SETUPS[name]:
         site.run(command)
-    site.start(SERVERS[name](site.port))
+    site.serve()
     site.start(RUNNERS[name])
     rng = random.Random(name)
     failing = [rng.random() < 0.2 for _ in range(ORDERS)]
@@ -125,18 +135,18 @@ def test_the_books_balance_though_a_web_process_is_killed(name, place, tmp_path)
 
     def order(number):
         if number == ORDERS // 2:
-            os.kill(httpx.get(site.url("/"), timeout=20).json()["pid"], signal.SIGKILL)
+            os.kill(eventually(site.pid, within=60, every=LOOK), signal.SIGKILL)
             killed.set()
         return site.order(number, failing[number])
 
     try:
-        eventually(site.answers, within=60)
+        eventually(site.pid, within=60, every=LOOK)
         with ThreadPoolExecutor(8) as pool:
             outcomes = list(pool.map(order, range(ORDERS)))
         assert killed.is_set()
-        eventually(lambda: site.database.sql("SELECT count(*) FROM alkstore_fire WHERE job_id IS NOT NULL")[0][0] >= 3, within=60)
-        eventually(site.answers, within=60)
-        eventually(lambda: site.database.sql("SELECT count(*) FROM alkstore_job WHERE queue LIKE '%mail'")[0][0] == 0, within=60)
+        eventually(lambda: site.count("alkstore_fire WHERE job_id IS NOT NULL") >= 3, within=60, every=LOOK)
+        eventually(site.pid, within=60, every=LOOK)
+        eventually(lambda: site.count("alkstore_job WHERE queue LIKE '%mail'") == 0, within=60, every=LOOK)
         codes = site.stop()
     except BaseException:
         site.stop()
@@ -156,7 +166,5 @@ def balance(site, failing, outcomes):
     assert len(placed) > ORDERS // 2
     assert sum(outcome is None for outcome in outcomes) < 20  # what was under way in the killed process
     fires = site.database.sql("SELECT count(*), count(DISTINCT boundary) FROM alkstore_fire WHERE job_id IS NOT NULL")[0]
-    reports = site.database.sql("SELECT count(*) FROM reports")[0][0]
-    waiting = site.database.sql("SELECT count(*) FROM alkstore_job WHERE queue = 'reports'")[0][0]
-    assert fires[0] == fires[1] == reports + waiting
-    assert site.database.sql("SELECT count(*) FROM alkstore_dead")[0][0] == 0
+    assert fires[0] == fires[1] == site.count("reports") + site.count("alkstore_job WHERE queue = 'reports'")
+    assert site.count("alkstore_dead") == 0

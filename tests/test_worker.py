@@ -5,6 +5,7 @@ import contextlib
 import contextvars
 import logging
 import os
+import shutil
 import socket
 import threading
 import time
@@ -12,12 +13,14 @@ from collections import Counter
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import text
+from conftest import server_urls
+from databases import TEMPLATE, admin, sqlite_template
+from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
-from alkstore_sa import Fail, InvalidOption, JobHandle, Retry, Snooze, StopToken, Tasks, Worker, prepare_sqlite
+from alkstore_sa import AsyncStore, Fail, InvalidOption, JobHandle, Retry, Snooze, StopToken, Tasks, Worker, prepare_sqlite
 from alkstore_sa.runs import Outcome
 
 pytestmark = pytest.mark.timeout(60)
@@ -603,6 +606,49 @@ def test_a_claim_lost_while_the_handler_ran_rolls_its_session_back(database, sto
     assert report.outcomes == {Outcome.LOST: 1}
 
 
+def another_place(database, tmp_path):
+    """A URL that leads elsewhere, though it looks the same."""
+    if database.kind == "sqlite":
+        (tmp_path / "other").mkdir()
+        shutil.copy(sqlite_template(), tmp_path / "other" / "test.db")
+        return f"sqlite:///{tmp_path / 'other' / 'test.db'}"
+    elsewhere = next(url for version, url in server_urls().items() if version != "18")
+    admin(elsewhere, f"CREATE DATABASE {database.name} TEMPLATE {TEMPLATE}")
+    return str(make_url(elsewhere).set(database=database.name))
+
+
+def same_place(database, tmp_path):
+    """A URL that leads to the same database, though it looks otherwise."""
+    if database.kind == "sqlite":
+        (tmp_path / "link").symlink_to(tmp_path)
+        return f"sqlite:///{tmp_path / 'link' / 'test.db'}"
+    return database.url.replace("@127.0.0.1", "@localhost") + "?application_name=host"
+
+
+def test_a_handlers_session_on_another_server_or_file_of_the_same_name_is_refused(database, store, tasks, counter, tmp_path):
+    if database.kind == "postgresql" and len(server_urls()) == 1:
+        pytest.skip("requires two servers")
+
+    @tasks.task(name="t", max_attempts=1)
+    def count(session: Session) -> None:
+        session.execute(INCREMENT)
+
+    elsewhere = create_engine(another_place(database, tmp_path))
+    refused = count.enqueue()
+    drained(store, tasks, 1, session_factory=sessionmaker(elsewhere))
+    said = store.get_job(refused).last_error
+    assert "this handler's session keeps our tables in" in said
+    assert "give the worker a session_factory= on its own database" in said
+    elsewhere.dispose()
+    if database.kind == "postgresql":
+        admin(elsewhere.url.set(database="postgres"), f"DROP DATABASE {database.name} WITH (FORCE)")
+    engine = create_engine(same_place(database, tmp_path))
+    count.enqueue()
+    count.enqueue()
+    assert drained(store, tasks, 2, session_factory=sessionmaker(engine)).done == counter() == 2
+    engine.dispose()
+
+
 def test_a_session_factory_of_the_application_is_used(store, tasks, counter):
     made = []
 
@@ -679,6 +725,41 @@ def test_an_auto_commit_verb_inside_a_session_handler_on_sqlite_is_refused_at_on
 
     assert "_tx" in errors[0]
     assert [job.payload for job in store.jobs(queue="other")] == [2]
+
+
+@pytest.mark.databases("sqlite")
+def test_an_awaited_verb_inside_an_async_session_handler_on_sqlite_is_refused_at_once(database, store, tasks, counter):
+    engine, errors, left = async_engine(database), [], []
+    aio = AsyncStore(engine)
+
+    @tasks.task(name="t")
+    async def fn(session: AsyncSession) -> None:
+        over = asyncio.Event()
+
+        async def outlive():
+            await over.wait()
+            await aio.enqueue("other", 3)
+
+        left.extend((over, asyncio.create_task(outlive())))
+        for verb in (lambda: aio.enqueue("other", 1), lambda: aio.queue("other").claim("w"), lambda: aio.try_lock("l")):
+            try:
+                await verb()
+            except InvalidOption as error:
+                errors.append(str(error))
+        await aio.enqueue_tx(session, "other", 2)
+
+    @tasks.task(name="later")
+    async def later() -> None:
+        over, outliving = left
+        over.set()
+        await outliving  # a task that the handler began, and whose context remembers the handler's
+
+    fn.enqueue()
+    later.enqueue()
+    drained(store, tasks, 2, async_engine=engine, concurrency=1)
+
+    assert ["handler's own transaction" in error for error in errors] == [True] * 3
+    assert [job.payload for job in store.jobs(queue="other")] == [2, 3]
 
 
 @pytest.mark.databases("sqlite")

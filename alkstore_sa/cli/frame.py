@@ -9,11 +9,10 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 import click
-from click.core import ParameterSource
 
 from alkstore_sa._names import checked_name
 from alkstore_sa._options import PLAIN
-from alkstore_sa.cli.root import opened
+from alkstore_sa.cli.root import opened, store_options
 from alkstore_sa.cli.shape import Column, show_json, show_table
 from alkstore_sa.errors import AlkstoreError
 from alkstore_sa.handles import Queue
@@ -39,22 +38,13 @@ class Target:
 def on_store(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that say where it works, and call it with the target first."""
 
-    @click.option("--url", envvar="ALKSTORE_URL", show_envvar=True, help="The database: postgresql+psycopg://… or sqlite:///FILE.")
-    @click.option("--schema", envvar="ALKSTORE_SCHEMA", show_envvar=True, help="Schema of the tables (PostgreSQL).")
-    @click.option("--app", envvar="ALKSTORE_APP", show_envvar=True, help="A bound Tasks, as module:attribute; its store, without --url.")
     @functools.wraps(function)
     def invoke(*args: Any, **kwargs: Any) -> Any:
-        with _opened(*(_chosen(name, kwargs.pop(name)) for name in ("url", "schema", "app"))) as target:
+        with _opened(*(kwargs.pop(name) for name in ("url", "schema", "app"))) as target:
             return function(target, *args, **kwargs)
 
-    return invoke
-
-
-def _chosen(name: str, value: str | None) -> str | None:
-    """Give what was said behind the command's own name, else what was said to its group, else the environment's."""
-    context = click.get_current_context()
-    of_group = context.obj.get(name) if isinstance(context.obj, dict) else None
-    return value if of_group is None or context.get_parameter_source(name) is ParameterSource.COMMANDLINE else of_group
+    options: Callable[..., Any] = store_options(invoke)
+    return options
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import click
 
 from alkstore_sa.cli.frame import Target, as_json, on_store, show_found
 from alkstore_sa.cli.looking import limited
-from alkstore_sa.cli.root import main
+from alkstore_sa.cli.root import main, store_options
 from alkstore_sa.cli.shape import Column, ago, number
 
 
@@ -13,9 +13,7 @@ from alkstore_sa.cli.shape import Column, ago, number
     " paused, last_error.",
     invoke_without_command=True,
 )
-@click.option("--url", envvar="ALKSTORE_URL", show_envvar=True, help="The database: postgresql+psycopg://… or sqlite:///FILE.")
-@click.option("--schema", envvar="ALKSTORE_SCHEMA", show_envvar=True, help="Schema of the tables (PostgreSQL).")
-@click.option("--app", envvar="ALKSTORE_APP", show_envvar=True, help="A bound Tasks, as module:attribute; its store, without --url.")
+@store_options
 @as_json
 @click.pass_context
 def schedules(ctx: click.Context, url: str | None, schema: str | None, app: str | None, *, as_json: bool) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import cycle, islice
 from pathlib import Path
@@ -58,12 +58,39 @@ def main(*, debug: bool) -> None:
     del debug
 
 
+class Told(click.Option):
+    """An option that whoever calls the command may have told in the context's `obj`; then its environment variable counts for nothing."""
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        """Give what was told, else what the environment says."""
+        told = ctx.find_object(dict) or {}
+        return told[self.name] if self.name in told else super().value_from_envvar(ctx)
+
+
+def url_option(**attributes: Any) -> Callable[[Any], Any]:
+    """Make the option that names the database."""
+    said = "The database: postgresql+psycopg://… or sqlite:///FILE."
+    return click.option("--url", cls=Told, envvar="ALKSTORE_URL", show_envvar=True, help=said, **attributes)
+
+
+def app_option(more: str = "", **attributes: Any) -> Callable[[Any], Any]:
+    """Make the option that names the application's tasks."""
+    said = f"A bound Tasks, as module:attribute{more}."
+    return click.option("--app", cls=Told, envvar="ALKSTORE_APP", show_envvar=True, help=said, **attributes)
+
+
+schema_option: Final = click.option(
+    "--schema", cls=Told, envvar="ALKSTORE_SCHEMA", show_envvar=True, help="Schema of the tables (PostgreSQL)."
+)
+
+
 def _database_options(command: Any) -> Any:
-    url = click.option(
-        "--url", envvar="ALKSTORE_URL", show_envvar=True, required=True, help="The database: postgresql+psycopg://… or sqlite:///FILE."
-    )
-    schema = click.option("--schema", envvar="ALKSTORE_SCHEMA", show_envvar=True, help="Schema of the tables (PostgreSQL).")
-    return url(schema(command))
+    return url_option(required=True)(schema_option(command))
+
+
+def store_options(command: Any) -> Any:
+    """Give a command the options `url`, `schema` and `app`, of which it needs a database, or tasks that have one."""
+    return url_option()(schema_option(app_option("; its store, without --url")(command)))
 
 
 @contextmanager
@@ -179,7 +206,7 @@ def demo(ctx: click.Context, url: str | None, path: Path | None, jobs: int | Non
 def _worker_options(command: Any) -> Any:
     for option in reversed(
         (
-            click.option("--app", envvar="ALKSTORE_APP", show_envvar=True, required=True, help="A bound Tasks, as module:attribute."),
+            app_option(required=True),
             click.option("--queue", "queues", multiple=True, help="A queue to serve; by default those of the registered tasks."),
             click.option("--outbox", "outboxes", multiple=True, help="An outbox to deliver."),
             click.option("--concurrency", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Jobs that run at once."),
