@@ -66,6 +66,11 @@ class AsyncStore:
         async with _entered(self._store.begin(single=single)) as connection:
             yield AsyncConnection(self.engine, connection)
 
+    @property
+    def beneath(self) -> Store:
+        """The store whose verbs these are, only to be called across the bridge: for the rooms above."""
+        return self._store
+
     async def verify(self) -> None:
         """Inspect the database. As `Store.verify`."""
         await across(self._store.verify)

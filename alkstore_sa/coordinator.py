@@ -1,6 +1,5 @@
 """The coordinator of one worker: it does what the shift decides, and it alone keeps account of what is in hand."""
 
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from alkstore_sa.sessions import Sessions
 from alkstore_sa.stop import Latch, StopToken, wait_for
 from alkstore_sa.store import Parts
 from alkstore_sa.threads import ThreadCrew
+from alkstore_sa.wake import poll_wait
 
 UNKNOWN_PAUSE: Final = timedelta(seconds=30)
 UNKNOWN_FOR: Final = timedelta(hours=24)
@@ -275,7 +275,7 @@ class Coordinator:
             return
         ready, until = self._team.rounds.look(queue)
         now = time.monotonic()
-        floor = self._parts.poll.total_seconds() * random.uniform(0.8, 1)
+        floor = poll_wait(self._parts.poll.total_seconds())
         seconds = floor if until is None else min(floor, until.total_seconds())
         self._team.shift.looked(queue, now, now - began, seconds, ready=ready)
 

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from alkstore_sa.runs import Bench, Overrun, Run, conclude, note_settled
+from alkstore_sa.runs import Bench, Run, conclude, note_settled
 from alkstore_sa.sessions import Sessions
 from alkstore_sa.tasks import Around
 
@@ -55,10 +55,10 @@ class LoopCrew:
                 if run.handler.timeout is None and run.handler.session is None:
                     await run.handler.function(*front, **named)
                 else:
-                    await self._call(run, front, named)
+                    await self._sessions.call_awaited(run, front, named)
             else:
                 with self._around(run.job):
-                    await self._call(run, front, named)
+                    await self._sessions.call_awaited(run, front, named)
         except BaseException as error:  # noqa: BLE001 - a handler's SystemExit or cancellation is its own failure, not the loop's
             run.error = error
         run.ended_at = time.monotonic()
@@ -69,25 +69,6 @@ class LoopCrew:
         elif run.error is None and run.handler.session is None:
             note_settled(run)
         self._bench.end(run)
-
-    async def _call(self, run: Run, front: list[Any], named: dict[str, Any]) -> None:
-        if run.handler.timeout is None:
-            await self._await(run, front, named)
-            return
-        limit = asyncio.timeout(run.handler.timeout)
-        try:
-            async with limit:
-                await self._await(run, front, named)
-        except TimeoutError as error:
-            if limit.expired():
-                raise Overrun(run.handler.timeout) from error
-            raise
-
-    async def _await(self, run: Run, front: list[Any], named: dict[str, Any]) -> None:
-        if run.handler.session is None:
-            await run.handler.function(*front, **named)
-        else:
-            await self._sessions.call_async(run, front, named)
 
 
 def _task(coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:

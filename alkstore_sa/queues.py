@@ -90,8 +90,7 @@ class Jobs:
     def ack_many(self, bind: Bind, claims: Sequence[tuple[int, int]], *, skip_locked: bool = False) -> list[tuple[int, int]]:
         """Delete the jobs of those (id, fence) pairs that still stand; return their pairs. `skip_locked`: wait for nobody's row lock."""
         statement = self.database.statement(job_statements.delete_held_many, skip_locked)
-        rows: Sequence[Sequence[int]] = bind.execute(statement, _pairs(claims)).all()
-        return [(row[0], row[1]) for row in rows]
+        return [(row.id, row.fence) for row in bind.execute(statement, _pairs(claims)).all()]
 
     def heartbeat(self, bind: Bind, job_id: int, fence: int, ttl: timedelta | None) -> datetime | None:
         """Move the claim's end to `ttl` from now (default: the row's own visibility timeout) and return it; None: the claim is gone."""

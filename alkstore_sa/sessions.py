@@ -81,8 +81,24 @@ class Sessions:
                     with suppress(SQLAlchemyError):
                         session.close()
 
-    async def call_async(self, run: Run, front: list[Any], named: dict[str, Any]) -> None:
-        """Call an async handler with a session, as `call` does."""
+    async def call_awaited(self, run: Run, front: list[Any], named: dict[str, Any]) -> None:
+        """Call an async handler, with a session if it takes one; raises `Overrun` once its timeout is over."""
+        if run.handler.timeout is None:
+            await self._call_async(run, front, named)
+            return
+        limit = asyncio.timeout(run.handler.timeout)
+        try:
+            async with limit:
+                await self._call_async(run, front, named)
+        except TimeoutError as error:
+            if limit.expired():
+                raise Overrun(run.handler.timeout) from error
+            raise
+
+    async def _call_async(self, run: Run, front: list[Any], named: dict[str, Any]) -> None:
+        if run.handler.session is None:
+            await run.handler.function(*front, **named)
+            return
         if self._async_factory is None:
             raise InvalidOption("a handler with an AsyncSession needs async_engine=")
         async with self._async_places, self._through_gate_async():

@@ -82,6 +82,11 @@ class Tasks:
         """The store that was bound, if any."""
         return self._binding.store if self._binding.find is None else self._binding.find()
 
+    @property
+    def async_store(self) -> AsyncStore | None:
+        """The AsyncStore that was bound, if any."""
+        return self._binding.async_store
+
     def find_store_by(self, find: Callable[[], Store]) -> None:
         """Say how to find the store from now on, where it is another one from context to context: for integrations."""
         self._binding.find = find

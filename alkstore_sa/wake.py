@@ -216,6 +216,11 @@ class _Source:
             self.beside.join(seconds)
 
 
+def poll_wait(poll: float) -> float:
+    """Give the seconds until the next look though nothing came: at most `poll`, and not the same for everybody who fell idle at once."""
+    return poll * random.uniform(0.8, 1)
+
+
 class Waiter:
     """The wait of one queue's handle: for a wake, a deadline or the poll floor, whichever is first."""
 
@@ -240,7 +245,7 @@ class Waiter:
     def wait(self, timeout: float, stop: StopToken | None = None) -> bool:
         """Block until it is worth looking (True), or until `timeout` seconds passed or `stop` was cancelled (False)."""
         end = time.monotonic() + timeout
-        floor = time.monotonic() + self._poll * random.uniform(0.8, 1)
+        floor = time.monotonic() + poll_wait(self._poll)
         with self._bell.listening(self._queue) as ear:
             while not (stop is not None and stop.cancelled):
                 ear.clear()

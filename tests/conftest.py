@@ -18,6 +18,9 @@ URLS = "ALKSTORE_TEST_SERVERS"  # version=url pairs, handed to the workers of py
 _running = []
 
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that a test starts compiles the package anew
+
+
 def pytest_configure(config):
     if hasattr(config, "workerinput") or URLS in os.environ or config.option.collectonly:
         return

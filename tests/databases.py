@@ -79,16 +79,13 @@ class TestDatabase:
     @property
     def observer(self):
         if self._observer is None:
-            self._observer = self.engine(isolation_level="AUTOCOMMIT", prepared=False, poolclass=NullPool)
+            pooled = {"poolclass": NullPool} if self.kind == "sqlite" else {"pool_pre_ping": True, "pool_size": 1}
+            self._observer = self.engine(isolation_level="AUTOCOMMIT", prepared=False, **pooled)
         return self._observer
 
     @property
     def name(self):
         return make_url(self.url).database
-
-    def keep_observing(self):
-        """Keep the independent connection open between statements, for tests that send thousands."""
-        self._observer = self.engine(isolation_level="AUTOCOMMIT", prepared=False)
 
     def sql(self, statement, **values):
         """Run a statement over an independent connection; the rows, if it gives any."""

@@ -1,5 +1,7 @@
 """The application that worker processes of the tests run; it is told by the environment what to do."""
 
+import asyncio
+import importlib
 import os
 import signal
 import time
@@ -17,6 +19,7 @@ store = Store(engine)
 tasks = Tasks(store)
 unbound = Tasks()
 VISIBILITY = float(os.environ.get("VISIBILITY", "2"))
+LINGER = float(os.environ.get("LINGER", "0"))
 
 
 def mark(what):
@@ -61,6 +64,32 @@ def slow(seconds: float) -> None:
     mark("slow ended")
 
 
+@tasks.task(name="linger", queue="linger", visibility_timeout=VISIBILITY, max_attempts=100)
+def linger(n: int) -> None:
+    mark(f"{n} started")
+    time.sleep(LINGER)
+    mark(f"{n} ended")
+
+
+@tasks.task(name="alinger", queue="linger", visibility_timeout=VISIBILITY, max_attempts=100)
+async def alinger(n: int) -> None:
+    mark(f"{n} started")
+    try:
+        await asyncio.sleep(LINGER)
+    except asyncio.CancelledError:
+        if n % 2:
+            raise
+    mark(f"{n} ended")
+
+
+@tasks.task(name="clinger", queue="linger", visibility_timeout=VISIBILITY, max_attempts=100)
+def clinger(session: Session, n: int) -> None:
+    session.execute(text("UPDATE counter SET n = n + 1"))
+    mark(f"{n} started")
+    time.sleep(LINGER)
+    mark(f"{n} ended")
+
+
 @tasks.every("@every 1s", name="heartbeat")
 @tasks.task(name="tick", queue="tick")
 def tick() -> None:
@@ -71,6 +100,23 @@ def tick() -> None:
 def deliver(job: JobHandle) -> None:
     mark(f"letter {job.payload}")
 
+
+def die_at(place):
+    """Let this process be killed where it enters or leaves a function of the worker, given as `module:Class.function:entering`."""
+    module, name, moment = place.split(":")
+    owner = getattr(importlib.import_module(module), name.partition(".")[0])
+    real = getattr(owner, name.partition(".")[2])
+
+    def deadly(*arguments, **named):
+        if moment == "leaving":
+            real(*arguments, **named)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name.partition(".")[2], deadly)
+
+
+if "DIE_AT" in os.environ:
+    die_at(os.environ["DIE_AT"])
 
 release = os.environ.get("RELEASE")
 if release:

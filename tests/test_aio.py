@@ -167,6 +167,7 @@ def test_both_surfaces_have_the_same_verbs_with_the_same_signatures(blocking, as
     names = {name for name in dir(one) if not name.startswith("_")} - BENEATH
     assert names - {name for name in dir(other)} <= {"engine", "name", "owner", "token", "expires_at"}
     assert {name for name in dir(other) if not name.startswith("_")} - names <= {
+        "beneath",
         "handle",
         "sync",
         "expires_at",

@@ -120,35 +120,104 @@ def test_tables_are_plain_lines_where_there_is_no_terminal(database, scene):
     assert "Traceback" not in out
 
 
-@pytest.mark.databases("sqlite")
-@pytest.mark.parametrize("columns", [80, 200])
-@pytest.mark.parametrize("command", ["queues", "jobs", "dead", "workers", "schedules", "locks", "doctor", "job 4"])
-def test_every_table_reads_well_on_a_terminal(database, scene, columns, command):
-    register(scene, f"web-7f9c-{'x' * 20}:31337:deadbeef", queues=["emails", "invoices", "reports"], done=1_234_567)
-    environment = {**os.environ, "ALKSTORE_URL": database.url, "TERM": "xterm", "NO_COLOR": "1"}
+# -- tables on terminals ----------------------------------------------------------------------------------------------
+
+ONE_AFTER_ANOTHER = """
+import json, sys
+from alkstore_sa.cli import main
+for command in json.loads(sys.argv[1]):
+    try:
+        main(command, prog_name="alkstore")
+    except SystemExit as ended:
+        print(f"<{ended.code}>", flush=True)
+"""
+LOOKS = [
+    ["queues"],
+    ["jobs"],
+    ["dead"],
+    ["workers"],
+    ["schedules"],
+    ["schedules", "history", "nightly"],
+    ["locks"],
+    ["doctor"],
+    ["job", "4"],
+]
+
+
+def on_terminal(database, columns, commands):
+    """Run commands one after another in one process on a terminal; the exit code and the lines of each."""
+    environment = {**os.environ, "ALKSTORE_URL": database.url, "TERM": "xterm", "NO_COLOR": "1", "PYTHONWARNINGS": "error"}
     for name in ("COLUMNS", "LINES", "CI"):
         environment.pop(name, None)
-    child = pexpect.spawn(
-        sys.executable, ["-m", "alkstore_sa.cli", *command.split()], env=environment, dimensions=(40, columns), encoding="utf-8", timeout=60
-    )
-    out = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", child.read())
+    arguments = ["-c", ONE_AFTER_ANOTHER, json.dumps(commands)]
+    child = pexpect.spawn(sys.executable, arguments, env=environment, dimensions=(40, columns), encoding="utf-8", timeout=60)
+    out = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", child.read()).replace("\r", "")
     child.close()
     assert child.exitstatus == 0, out
-    lines = out.replace("\r", "").splitlines()
-    assert lines and all(len(line) <= columns for line in lines), out
-    assert command == "job 4" or "Traceback" not in out
-    if command == "jobs":
-        header = lines[0].split()
-        assert ("worker" in header) is (columns == 200)
-        assert header[:6] == ["id", "queue", "task", "state", "tries", "when"]
-        assert len(lines) == 7  # a job a line
-        dead = lines[4].split()
-        assert dead[:2] == ["4", "emails"] and "dead" in dead and "1/1" in dead
-        assert "ValueError: no such address" in lines[4] or columns == 80
-    if command == "queues":
-        assert "webhooks (outbox)" in out and "paused" in out
-    if command == "workers":
-        assert "1234567" in out
+    *shown, rest = re.split(r"^<(\d)>\n", out, flags=re.MULTILINE)
+    assert rest == "", out
+    names = [" ".join(command) for command in commands]
+    return dict(zip(names, map(int, shown[1::2]), strict=True)), dict(zip(names, map(str.splitlines, shown[::2]), strict=True))
+
+
+LONG = "web-7f9c-xxxxxxxxxxxxxxxxxxxx:31337:deadbeef"
+TITLES = {  # at 80 columns, and what comes with 200
+    "queues": ("queue ready delayed claimed dead oldest workers", ""),
+    "jobs": ("id queue task state tries when last error", "priority worker enqueued"),
+    "dead": ("id queue task state tries when last error", "priority worker enqueued"),
+    "workers": ("worker queues running done failed seen", "ms/job host pid up"),
+    "schedules": ("name spec queue next last error", "task"),
+    "schedules history nightly": ("boundary fired job what", ""),
+    "locks": ("name owner token ends", ""),
+}
+
+
+@pytest.fixture
+def crowded(database, store, scene):
+    """The scene with names and errors as long as they come, a worker that went silent, and a fire that was late."""
+    database.sql(f"UPDATE alkstore_schedule SET next_fire_at = {database.now(-1)}")
+    store.tick()
+    register(store, "old", queues=["emails"])
+    advance(store, 30)
+    register(store, LONG, queues=["emails", "invoices", "reports"], done=1_234_567, host="web-7f9c" + "x" * 20, handler_ms=9_876_543)
+    store.schedule("a-schedule-with-a-name-that-is-long", "@every 30d", "invoices")
+    database.sql("UPDATE alkstore_schedule SET last_error = 'LookupError: there is no such zone' WHERE queue = 'invoices'")
+    queue = store.queue("a-queue.with-a-name/that-is-too-long-for-a-column", max_attempts=1)
+    queue.enqueue_many([1] * 7)
+    queue.claim_one(LONG).fail("ConnectionError: the peer at address mx.example.org has closed the connection")
+    store.try_lock("a-lock-with-a-name-that-is-rather-long", 600, owner=LONG)
+    return store
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_every_table_reads_well_on_a_terminal(database, crowded, columns):
+    codes, shown = on_terminal(database, columns, LOOKS)
+    assert {name for name, code in codes.items() if code} == {"doctor"}
+    for name, lines in shown.items():
+        assert lines and all(len(line) <= columns and line == line.rstrip() for line in lines), (name, lines)
+        if name in TITLES:
+            narrow, wide = TITLES[name]
+            assert sorted(lines[0].split()) == sorted(f"{narrow} {wide if columns == 200 else ''}".split()), name
+    jobs = {int(line.split()[0]): line for line in shown["jobs"][1:]}  # a job a line
+    assert sorted(jobs) == [job.id for job in crowded.jobs()]
+    assert re.search(r"^ 4  emails +dead +1/1  \d\d s ago", jobs[4])
+    assert "ValueError: no such address" in jobs[4] or columns == 80
+    assert "ValueErr" in jobs[4] and "a-queue.with" in jobs[8] and "Connecti" in jobs[8]
+    assert len(shown["dead"]) == 4
+    queues = {line.split()[0][:7]: line for line in shown["queues"][1:]}
+    assert queues["webhook"].startswith("webhooks (outbox) ") and queues["slow"].endswith(" 0  paused")
+    assert re.search(r"6 +0 +0 +1 +\d[\d.]* s +0$", queues["a-queue"])
+    assert re.search(r"emails, invoices(…|, reports) +0  1234567 +1 ", shown["workers"][-1])
+    assert shown["workers"][1].endswith(" ago") and "silent: " in shown["workers"][1]
+    assert re.search(r"@every 30d  invoices .* in 29 d 23 h +LookupError", shown["schedules"][1])
+    assert re.search(r"Z  \d{4}-.*Z +7  fired$", shown["schedules history nightly"][1])
+    assert re.search(r"^report .* me .* 1  in 9 min \d+ s$", shown["locks"][2])
+    indent = {line[: 20 if line.startswith(" ") else 0].strip() for line in shown["doctor"]}
+    assert indent == {""}  # what is too long goes on below itself
+    assert any(line.startswith("warning  workers     worker old is silent since ") for line in shown["doctor"])
+    reason = shown["job 4"].index("Why it is not running:") + 1
+    assert shown["job 4"][reason].startswith("- it is dead since ")
+    assert all(line.startswith("  ") for line in shown["job 4"][reason + 1 :])
 
 
 # -- what the steering commands do ------------------------------------------------------------------------------------
@@ -195,9 +264,11 @@ def test_steering_says_what_it_did(database, scene):
 
 
 def test_a_raw_job_or_a_task_is_enqueued(database, store, tmp_path, monkeypatch):
-    (tmp_path / "app_of_test.py").write_text(APP)
+    module = f"app_on_{database.kind}"  # it is imported here, too
+    (tmp_path / f"{module}.py").write_text(APP)
     monkeypatch.chdir(tmp_path)
-    app = {"ALKSTORE_APP": "app_of_test:tasks", "APP_URL": database.url}
+    monkeypatch.syspath_prepend(tmp_path)
+    app = {"ALKSTORE_APP": f"{module}:tasks", "APP_URL": database.url}
     ran = alkstore("enqueue", "mail", '{"to": "ada"}', "--delay", "5m", "--priority", "7", **app)
     assert (ran.returncode, ran.stdout) == (0, "job 1 is enqueued\n"), ran.stderr
     [job] = store.jobs()
@@ -212,8 +283,7 @@ def test_a_raw_job_or_a_task_is_enqueued(database, store, tmp_path, monkeypatch)
         ("emails", "NaN"): "NaN is no JSON",
     }
     for arguments, sentence in wrong.items():
-        ran = alkstore("enqueue", *arguments, **app)
-        assert (ran.returncode, ran.stdout, ran.stderr) == (1, "", f"Error: {sentence}\n")
+        assert said("enqueue", *arguments, **app) == (1, "", f"Error: {sentence}\n")
     assert said("enqueue", "emails", "[1, null]", "--url", database.url)[0] == 0
     assert said("enqueue", "fresh", "1", "--new-queue", "--url", database.url)[0] == 0
     assert [(one.queue, one.payload) for one in store.jobs()][1:] == [("emails", [1, None]), ("fresh", 1)]

@@ -3,14 +3,20 @@
 import contextlib
 import json
 import shutil
+import struct
 import subprocess
 import sys
 import time
 from datetime import timedelta
 
+import psycopg
 import pytest
+import servers
+from databases import TestDatabase, make_template
 from eventually import eventually
-from sqlalchemy import make_url
+from sqlalchemy import create_engine, make_url
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from test_cli import alkstore, said
 from test_commands import register
 
@@ -61,6 +67,13 @@ def test_a_problem_is_exit_code_1(database):
         ]
 
 
+def test_tables_of_an_older_version_are_told(database, store):
+    database.sql("DROP INDEX alkstore_job_ready")
+    assert found(store, "schema") == [
+        ("problem", "table alkstore_job in this database lacks index alkstore_job_ready", "Run `alkstore upgrade`.")
+    ]
+
+
 def test_a_database_that_is_away_is_one_verdict():
     with Store("postgresql+psycopg://u:s3cret@127.0.0.1:1/x") as store:
         [one] = verdicts(store)
@@ -69,13 +82,20 @@ def test_a_database_that_is_away_is_one_verdict():
 
 
 def test_a_host_whose_clock_is_wrong_is_told(database, store):
-    script = "import time; right = time.time; time.time = lambda: right() + 60; from alkstore_sa.cli import main; main()"
-    ran = subprocess.run(
-        [sys.executable, "-c", script, "doctor", "--json", "--url", database.url], capture_output=True, text=True, check=True
-    )
-    [clock] = [one for one in json.loads(ran.stdout)["verdicts"] if one["check"] == "clock"]
-    assert clock["level"] == "warning"
-    assert clock["finding"].startswith("the database's clock is 60.0 s behind") or "59." in clock["finding"]
+    script = f"""
+import time
+from alkstore_sa import Store
+from alkstore_sa.doctor.general import clock
+right, store = time.time, Store({database.url!r})
+for skew in (60, -60, 0):
+    time.time = lambda: right() + skew
+    print([(str(one.level), one.finding) for one in clock(store)])
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    ahead, behind, right = ran.stdout.splitlines()
+    assert ahead.startswith("[('warning'") and "s behind this host's" in ahead
+    assert behind.startswith("[('warning'") and "s ahead of this host's" in behind
+    assert right.startswith("[('ok'")
 
 
 def test_due_jobs_that_wait_are_told_with_their_likely_cause(database, store):
@@ -162,6 +182,16 @@ def test_a_file_without_wal_and_an_engine_that_is_not_prepared_are_told(database
         assert found(store, "engine", whole=True)[0][0] == "warning"
 
 
+@pytest.mark.databases("sqlite")
+def test_a_claim_that_must_sort_is_told(database, store):
+    assert found(store, "claim plan") == [("ok", "a claim walks the index alkstore_job_ready", "")]
+    database.sql("DROP INDEX alkstore_job_ready")
+    database.sql("CREATE INDEX alkstore_job_ready ON alkstore_job (enqueued_at)")
+    with database.store() as fresh:  # a connection that explains does not look whether the schema is still the one that it knows
+        [(level, finding, advice)] = found(fresh, "claim plan")
+    assert level == "warning" and "does not walk its index: " in finding and "ANALYZE" in advice
+
+
 # -- PostgreSQL -------------------------------------------------------------------------------------------------------
 
 
@@ -186,11 +216,120 @@ def test_a_long_transaction_is_told_with_its_pid_and_application(database, store
             database.sql("ROLLBACK PREPARED 'forgotten'")
 
 
+class OtherDriver(PGDialect_psycopg):
+    """The driver that we have, by another name."""
+
+    driver = "other"
+    supports_statement_cache = True
+
+
+@pytest.mark.databases("postgresql-18")
+def test_another_driver_is_told_that_it_hears_no_wakes(database):
+    registry.register("postgresql.other", __name__, "OtherDriver")
+    engine = create_engine(make_url(database.url).set(drivername="postgresql+other"))
+    with Store(engine) as store:
+        [(level, finding, advice)] = found(store, "connection")
+    engine.dispose()
+    assert level == "warning" and finding.endswith("through other") and "postgresql+psycopg://" in advice
+
+
+@pytest.mark.databases("postgresql-18")
+def test_a_server_older_than_any_that_we_test_on_is_told(database):
+    """It says so itself: there is none so old here."""
+    database.sql(
+        "CREATE FUNCTION current_setting(text) RETURNS text LANGUAGE sql AS $$"
+        " SELECT CASE $1 WHEN 'server_version_num' THEN '140017' WHEN 'server_version' THEN '14.17' ELSE pg_catalog.current_setting($1) END $$"
+    )
+    engine = database.engine(connect_args={"options": "-c search_path=public,pg_catalog"})
+    with Store(engine) as store:
+        assert [(level, finding) for level, finding, _ in found(store, "connection")] == [("warning", "PostgreSQL 14.17 through psycopg")]
+
+
+@pytest.fixture(scope="module")
+def own_server():
+    """A server for what holds for all its databases; it vacuums every second."""
+    installed = servers.installations()
+    if not installed:
+        pytest.skip("requires_postgresql: none is to be had here")
+    made = servers.Server(*next(iter(installed.items())))
+    try:
+        with (made.data / "postgresql.conf").open("a") as conf:
+            conf.write("wal_level = logical\nautovacuum_naptime = 1\n")
+        made.restart("fast")
+        make_template(made.url())
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def apart(own_server):
+    made = TestDatabase.postgresql(own_server.url())
+    yield made
+    made.drop()
+
+
+def feed_back_as_a_standby(database, slot):
+    """Stream as a standby with hot_standby_feedback until the slot holds the horizon, then go away."""
+    [(at,)] = database.sql("SELECT restart_lsn::text FROM pg_replication_slots WHERE slot_name = :slot", slot=slot)
+    [(xmin,)] = database.sql("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+    url = make_url(database.url)
+    wire = psycopg.pq.PGconn.connect(f"host={url.host} port={url.port} user={url.username} replication=true".encode())
+    try:
+        assert wire.exec_(f"START_REPLICATION SLOT {slot} PHYSICAL {at}".encode()).status == psycopg.pq.ExecStatus.COPY_BOTH
+        wire.put_copy_data(b"h" + struct.pack(">qIIII", 0, xmin % 2**32, xmin >> 32, 0, 0))
+        wire.flush()
+        of_slot = "SELECT 1 FROM pg_replication_slots WHERE slot_name = :slot AND xmin IS NOT NULL"
+        eventually(lambda: database.sql(of_slot, slot=slot))
+    finally:
+        wire.finish()
+
+
+def test_a_forgotten_replication_slot_that_holds_the_horizon_is_told(apart):
+    with apart.store() as store:
+        assert [level for level, *_ in found(store, "horizon")] == ["ok"]
+        apart.sql("SELECT pg_create_physical_replication_slot('standby', true)")
+        apart.sql("SELECT pg_create_logical_replication_slot('warehouse', 'pgoutput')")
+        try:
+            feed_back_as_a_standby(apart, "standby")
+            held = "replication slot 'standby' is not in use, and keeps dead rows from being cleaned up"
+            kept = "replication slot 'warehouse' is not in use, and keeps WAL and the catalogs' dead rows"
+            told = eventually(lambda: (now := found(store, "horizon")[1:]) and len(now) == 2 and now)
+            assert told == [
+                ("warning", held, "Connect its consumer, or SELECT pg_drop_replication_slot('standby')."),
+                ("warning", kept, "Connect its consumer, or SELECT pg_drop_replication_slot('warehouse')."),
+            ]
+            store.queue("q").enqueue_many(range(12_000))
+            apart.sql("DELETE FROM alkstore_job")
+            dead = eventually(lambda: [one[1] for one in found(store, "vacuum") if "last autovacuum: 2" in one[1]])
+            assert dead[0].startswith("100% of the rows of alkstore_job are dead")  # vacuumed since, and in vain
+        finally:
+            apart.sql("SELECT pg_drop_replication_slot('standby'), pg_drop_replication_slot('warehouse')")
+        assert [level for level, *_ in found(store, "horizon")] == ["ok"]
+        [(level, said, _)] = eventually(lambda: (now := found(store, "vacuum"))[0][0] == "ok" and now)
+        assert "autovacuum: last of alkstore_job 2" in said
+
+
+def test_a_server_without_autovacuum_is_told(apart):
+    with apart.store() as store:
+        apart.sql("ALTER SYSTEM SET autovacuum = off")
+        try:
+            apart.sql("SELECT pg_reload_conf()")
+            told = eventually(lambda: (now := found(store, "vacuum"))[0][0] == "problem" and now)
+            assert told[0] == ("problem", "autovacuum is off on this server", "Set autovacuum = on, and reload.")
+        finally:
+            apart.sql("ALTER SYSTEM RESET autovacuum")
+            apart.sql("SELECT pg_reload_conf()")
+        eventually(lambda: found(store, "vacuum")[0][0] == "ok")
+
+
 @pytest.mark.databases("postgresql-18", "postgresql-15")
 def test_a_stopped_vacuum_and_dead_rows_are_told(database, store):
     database.sql("ALTER TABLE alkstore_job SET (autovacuum_enabled = false)")
     assert found(store, "vacuum")[0][:2] == ("problem", "autovacuum is switched off for alkstore_job")
     store.queue("q").enqueue_many(range(12_000))
+    database.sql("ANALYZE alkstore_job")
+    assert found(store, "claim plan")[0][0] == "ok"  # of a table so large that no plan is ruled out
     database.sql("DELETE FROM alkstore_job")
     told = eventually(lambda: next((one for one in found(store, "vacuum") if one[0] == "warning"), None))
     assert "of the rows of alkstore_job are dead" in told[1]

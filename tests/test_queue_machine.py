@@ -251,7 +251,6 @@ def test_a_queue_behaves_as_its_model_says(kind, tmp_path):
     database = (
         TestDatabase.sqlite(tmp_path / "machine.db") if kind == "sqlite" else TestDatabase.postgresql(next(iter(server_urls().values())))
     )
-    database.keep_observing()
     with database.store(wake=False) as store:
         machine = type("Machine", (QueueMachine,), {"database": database, "store": store})
         run_state_machine_as_test(machine, settings=settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None, phases=PHASES))

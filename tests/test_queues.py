@@ -1,11 +1,13 @@
 """The contract of queues, the same on every database."""
 
+import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from conftest import EVERY_DATABASE
 from eventually import eventually
 from hypothesis import given, settings
+from sqlalchemy import text
 from test_pure import BAD_NAMES, BAD_OPTIONS, BAD_PAYLOADS, JSON_VALUES, same
 
 from alkstore_sa import InvalidName, InvalidOption, InvalidPayload, JobState, ReservedName, Store, StoreClosed
@@ -730,3 +732,23 @@ def test_c13_instants_are_not_wall_clocks(database, store, queue, monkeypatch):
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+# -- the clock ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.databases("postgresql-18")
+def test_a_claims_new_end_counts_from_after_the_wait_for_its_row(database, store, queue):
+    """The end is measured when it is written, not when the statement was sent. (A claim waits for no row.)"""
+    queue.enqueue(1)
+    [job] = queue.claim("w", 1)
+    with database.engine().connect() as blocker:
+        blocker.execute(text("SELECT 1 FROM alkstore_job FOR UPDATE"))
+        caller = threading.Thread(target=job.heartbeat)
+        caller.start()
+        blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        eventually(lambda: database.sql(blocked)[0][0] == 1)
+        waited_until = blocker.execute(text("SELECT clock_timestamp()")).scalar_one()
+        blocker.rollback()
+        caller.join()
+    assert job.claim_expires_at - waited_until >= job.visibility_timeout

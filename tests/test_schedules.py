@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from conftest import EVERY_DATABASE
 from scheduling import SECOND, age, assert_once, jobs_of, make_due, next_fire_at
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from alkstore_sa import (
     InvalidName,
@@ -132,10 +132,10 @@ def test_c14_a_changed_interval_starts_a_new_grid_from_now(database, store):
 
 
 def test_c14_a_schedule_registered_anew_every_thirty_minutes_fires_on_its_grid(database, store):
-    """Twelve hours, a tick each minute: twelve jobs, not none and not twenty-four."""
+    """Twelve hours, a tick every five minutes: twelve jobs, not none and not twenty-four."""
     store.schedule("s", "@every 1h", "q")
-    for minute in range(1, 12 * 60 + 1):
-        age(database, 60, ("alkstore_schedule", "alkstore_fire"))
+    for minute in range(5, 12 * 60 + 1, 5):
+        age(database, 300, ("alkstore_schedule", "alkstore_fire"))
         if minute % 30 == 0:
             store.schedule("s", "@every 1h", "q")
         store.tick()
@@ -667,3 +667,25 @@ def test_a_tick_finds_its_rows_by_their_indexes(database, store):
             connection.rollback()
         assert scanned == 0
     assert deleted == 10
+
+
+@pytest.mark.databases("postgresql-18", "postgresql-15")
+def test_pruning_looks_up_once_per_schedule_where_its_surplus_ends(database, store):
+    database.sql(
+        "INSERT INTO alkstore_fire SELECT 's', to_timestamp(n), to_timestamp(n), now(), n, 0, false FROM generate_series(1, 1000) AS n"
+    )
+    statement = store._database.statement(fires.prune_schedules)
+    values = {"fire_schedules": ["s"], "fire_kept": 950, "minus_age": -ticks.LONGEST_HISTORY, "fire_limit": 5_000}
+
+    def loops(plan):
+        return max([plan["Actual Loops"], *(loops(within) for within in plan.get("Plans", ()))])
+
+    with store.begin() as connection:
+
+        @event.listens_for(connection, "before_cursor_execute", retval=True)
+        def explain(_connection, _cursor, sql, parameters, _context, _many):
+            return (f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}" if "DELETE" in sql else sql), parameters
+
+        plan = connection.execute(statement, values).scalar_one()[0]["Plan"]
+    assert loops(plan) == 1
+    assert database.count("alkstore_fire") == 950

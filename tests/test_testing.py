@@ -1,5 +1,6 @@
 """The helpers for an application's tests: one transaction for all, jobs on the calling thread, readable assertions, time moved on."""
 
+import asyncio
 import subprocess
 import sys
 import textwrap
@@ -221,6 +222,17 @@ def test_a_handlers_own_decision_is_no_failure(store, tasks):
     later.enqueue()
     never.enqueue()
     assert [one.outcome for one in run_due(tasks)] == ["snoozed", "dead"]
+
+
+def test_a_timeout_ends_an_async_handler(store, tasks):
+    @tasks.task(name="hang", timeout=0.01)
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    hang.enqueue()
+    [one] = run_due(tasks, errors="record")
+    assert (one.outcome, str(one.error)) == ("put back for another attempt", "timeout: longer than 0.01 s")
+    assert [job.last_error for job in store.jobs()] == ["timeout: longer than 0.01 s"]
 
 
 def test_the_limit_ends_a_chain_that_never_ends(store, tasks):

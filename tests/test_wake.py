@@ -11,9 +11,11 @@ from conftest import server_urls
 from databases import TestDatabase, make_template
 from eventually import eventually
 from psycopg import sql
+from sqlalchemy import create_engine, make_url
 from sqlalchemy.orm import Session
 
 from alkstore_sa import InvalidOption, StopToken, Store
+from alkstore_sa.wake import poll_wait
 
 
 def waiting(queue, timeout=30):
@@ -45,6 +47,33 @@ def test_a_wait_with_work_there_is_over_at_once(queue):
     queue.enqueue(1)
     assert queue.wait(30)
     assert queue.wait(0)
+
+
+def test_whoever_fell_idle_at_once_does_not_look_at_once():
+    waits = {poll_wait(10) for _ in range(100)}
+    assert min(waits) >= 8
+    assert max(waits) <= 10
+    assert max(waits) - min(waits) > 1
+
+
+@pytest.mark.databases("postgresql-18")
+def test_a_driver_that_we_cannot_listen_with_polls_and_says_so_once(database, caplog):
+    engine = create_engine(make_url(database.url).set(drivername="postgresql+pg8000"))
+    database.engines.append(engine)
+    with Store(engine, poll=0.2) as store, Store(database.engine()) as other:
+        claims, stop = [], StopToken()
+        loop = threading.Thread(target=lambda: claims.extend(store.queue("q").jobs("w", stop)))
+        loop.start()
+        for n in range(2):
+            eventually(lambda: "polling" in caplog.text)
+            other.queue("q").enqueue(n)
+            eventually(lambda: database.sql("SELECT count(*) FROM alkstore_job WHERE state = 'claimed'")[0][0] == n + 1)  # noqa: B023
+        stop.cancel()
+        loop.join()
+        assert [job.payload for job in claims] == [0, 1]
+    assert [record.getMessage() for record in caplog.records if "polling" in record.getMessage()] == [
+        "no wakes with the driver pg8000: waiting by polling"
+    ]
 
 
 def test_a_wait_out_of_range_is_refused(queue):

@@ -958,3 +958,30 @@ def test_wrong_workers_are_refused(store, database, tasks):
             Worker(store, tasks, **wrong)
     with database.store() as other, pytest.raises(InvalidOption, match="another store"):
         Worker(other, tasks)
+
+
+def test_payloads_and_arguments_are_not_logged(database, caplog):
+    """What a job carries may be anybody's secret: no record of ours repeats it, at any level, though handlers fail."""
+    caplog.set_level(logging.DEBUG)
+    with database.store() as store:
+        tasks = Tasks(store)
+
+        @tasks.task(name="t", max_attempts=2, base_backoff=0.05)
+        def fn(word: str) -> None:
+            raise ValueError("no")
+
+        @tasks.raw(queue="raw")
+        def raw(job: JobHandle) -> None:
+            raise Fail("no")
+
+        fn.enqueue("sesame")
+        with Session(store.engine) as session:
+            fn.enqueue_tx(session, "sesame")
+            session.commit()
+        store.queue("raw").enqueue({"open": "sesame"}, headers={"open": "sesame"})
+        store.stamped_queue("default", fn.definition.stamps, task="unknown").enqueue({"word": "sesame"})
+        with working(store, tasks):
+            until(lambda: database.count("alkstore_dead") == 3 and "unknown" in caplog.text)
+    ours = [record for record in caplog.records if record.name.startswith("alkstore_sa")]
+    assert len(ours) > 5
+    assert not [record for record in ours if "sesame" in f"{record.getMessage()} {record.__dict__}"]

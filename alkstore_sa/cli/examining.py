@@ -5,12 +5,11 @@ from datetime import timedelta
 from typing import Final
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from alkstore_sa.cli.frame import DURATION, Target, as_json, on_store
 from alkstore_sa.cli.root import main
-from alkstore_sa.cli.shape import cell, console, print_trimmed, show_json
+from alkstore_sa.cli.shape import cell, show_json, show_lines
 from alkstore_sa.doctor import Level, Limits, Verdict, examine, raise_ids
 
 _STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
@@ -44,11 +43,11 @@ def doctor(target: Target, *, max_transaction: timedelta, max_wait: timedelta, a
 
 
 def _show(verdicts: list[Verdict]) -> None:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for verdict in verdicts:
-        said = f"{verdict.finding}. {verdict.advice}" if verdict.advice else verdict.finding
-        table.add_row(Text(verdict.level, style=_STYLES[verdict.level]), verdict.check, Text(cell(said)))
-    print_trimmed(console(), table)
+    show_lines(
+        (
+            Text(verdict.level, style=_STYLES[verdict.level]),
+            verdict.check,
+            cell(f"{verdict.finding}. {verdict.advice}" if verdict.advice else verdict.finding),
+        )
+        for verdict in verdicts
+    )

@@ -3,9 +3,9 @@
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import click
@@ -13,6 +13,7 @@ import click
 from alkstore_sa._names import checked_name
 from alkstore_sa._options import PLAIN
 from alkstore_sa.cli.root import opened, store_options
+from alkstore_sa.cli.shape import Column, show_json, show_table
 from alkstore_sa.errors import AlkstoreError
 from alkstore_sa.handles import Queue
 from alkstore_sa.outbox import OUTBOX_PREFIX, backing_queue
@@ -28,6 +29,10 @@ class Target:
     def __init__(self, store: Store, tasks: Tasks | None) -> None:
         self.store: Final = store
         self.tasks: Final = tasks
+
+    def now(self) -> datetime:
+        """Give the database's now."""
+        return self.store.parts.database.run_single(self.store.parts.jobs.now)
 
 
 def on_store(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,6 +133,14 @@ def handle(store: Store, queue: str) -> Queue:
 def shown_queue(queue: str) -> str:
     """Give a queue's name as people know it."""
     return f"{queue.removeprefix(OUTBOX_PREFIX)} (outbox)" if queue.startswith(OUTBOX_PREFIX) else queue
+
+
+def show_found(target: Target, found: Sequence[Any], columns: Sequence[Column], *, empty: str, as_json: bool) -> None:
+    """Print what a command found, as JSON with every field or as a table."""
+    if as_json:
+        show_json(found)
+    else:
+        show_table(columns, found, target.now(), empty=empty)
 
 
 def confirm(question: str, *, sure: bool) -> None:

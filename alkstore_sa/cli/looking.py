@@ -1,16 +1,17 @@
 """Commands that only look: queues, jobs, the dead, workers, schedules, locks."""
 
+import dataclasses
 import sys
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import click
-from rich.text import Text
 
-from alkstore_sa.cli.frame import Target, as_json, of_queue, on_store, shown_queue
+from alkstore_sa.cli.frame import Target, as_json, of_queue, on_store, show_found, shown_queue
 from alkstore_sa.cli.reasons import ABSENT, Reason, Surroundings, reasons
 from alkstore_sa.cli.root import main
-from alkstore_sa.cli.shape import Column, ago, cell, console, plain, show_fields, show_json, show_table
+from alkstore_sa.cli.shape import Column, ago, cell, number, plain, show_fields, show_json, show_lines
 from alkstore_sa.handles import MOST_ROWS
 from alkstore_sa.records import Job, JobState
 
@@ -21,6 +22,19 @@ JOB_KEYS: Final = (
     " enqueued_at, run_at, expires_at, worker_id, claim_expires_at, task, headers, schedule, scheduled_for, last_error, died_at."
 )
 limited: Final = click.option("--limit", type=click.IntRange(1, MOST_ROWS), default=100, show_default=True, help="At most so many rows.")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Standing:
+    name: str
+    ready: int = 0
+    delayed: int = 0
+    claimed: int = 0
+    dead: int = 0
+    dead_capped: bool = False
+    oldest_due_age: timedelta | None = None
+    paused_at: datetime | None = None
+    workers: int = 0
 
 
 @main.command(epilog="Keys of --json: name, ready, delayed, claimed, dead, dead_capped, oldest_due_age, paused_at, workers.")
@@ -34,34 +48,24 @@ def queues(target: Target, *, as_json: bool) -> None:
     """
     store = target.store
     paused, alive = store.paused_queues(), [worker for worker in store.workers() if worker.alive]
-    counted = {one.name: plain(one) for one in store.queues()}
-    zero = {"ready": 0, "delayed": 0, "claimed": 0, "dead": 0, "dead_capped": False, "oldest_due_age": None}
-    ages = {one.name: one.oldest_due_age for one in store.queues()}
-    listed = []
-    for name in sorted({*counted, *paused, *(queue for worker in alive for queue in worker.queues)}):
-        serving = sum(name in worker.queues for worker in alive)
-        listed.append({"name": name, **zero, **counted.get(name, {}), "paused_at": paused.get(name), "workers": serving})
-    if as_json:
-        show_json(listed)
-        return
+    counted = {one.name: dataclasses.asdict(one) for one in store.queues()}
+    found = [
+        _Standing(
+            **counted.get(name, {"name": name}),
+            paused_at=paused.get(name),
+            workers=sum(name in worker.queues for worker in alive),
+        )
+        for name in sorted({*counted, *paused, *(queue for worker in alive for queue in worker.queues)})
+    ]
     columns = [
-        Column("queue"),
-        *(Column(title, "right", keep=True) for title in ("ready", "delayed", "claimed", "dead", "oldest", "workers")),
+        Column("queue", lambda one, _: shown_queue(one.name)),
+        *(number(title) for title in ("ready", "delayed", "claimed")),
+        number("dead", lambda one, _: f"{one.dead}{'+' if one.dead_capped else ''}"),
+        number("oldest", lambda one, _: one.oldest_due_age),
+        number("workers"),
+        Column("", lambda one, _: "paused" if one.paused_at else "", keep=True),
     ]
-    rows = [
-        [
-            shown_queue(one["name"]),
-            one["ready"],
-            one["delayed"],
-            one["claimed"],
-            f"{one['dead']}{'+' if one['dead_capped'] else ''}",
-            ages.get(one["name"]),
-            one["workers"],
-            "paused" if one["paused_at"] else "",
-        ]
-        for one in listed
-    ]
-    show_table([*columns, Column("", keep=True)], rows, empty="there are no jobs, and no queue is paused or served")
+    show_found(target, found, columns, empty="there are no jobs, and no queue is paused or served", as_json=as_json)
 
 
 @main.command(epilog=JOB_KEYS)
@@ -92,39 +96,23 @@ def dead(target: Target, *, queue: str | None, limit: int, as_json: bool) -> Non
 
 
 def _show_jobs(target: Target, found: Sequence[Job], *, as_json: bool) -> None:
-    if as_json:
-        show_json(found)
-        return
-    parts = target.store.parts
-    now = parts.database.run_single(parts.jobs.now)
     columns = [
-        Column("id", "right", keep=True),
-        Column("queue"),
+        number("id"),
+        Column("queue", lambda job, _: shown_queue(job.queue)),
         Column("task"),
         Column("state", keep=True),
-        Column("tries", "right", keep=True),
-        Column("when", keep=True),
-        Column("priority", "right", wide=True, keep=True),
-        Column("worker", wide=True),
-        Column("enqueued", wide=True, keep=True),
-        Column("last error"),
+        number("tries", lambda job, _: f"{job.attempts}/{job.max_attempts}"),
+        Column("when", lambda job, now: ago(_moment(job), now), keep=True),
+        number("priority", wide=True),
+        Column("worker", lambda job, _: job.worker_id, wide=True),
+        Column("enqueued", lambda job, _: job.enqueued_at, wide=True, keep=True),
+        Column("last error", lambda job, _: (job.last_error or "").split("\n", 1)[0]),
     ]
-    rows = [
-        [
-            job.id,
-            shown_queue(job.queue),
-            job.task or "",
-            job.state,
-            f"{job.attempts}/{job.max_attempts}",
-            ago(job.died_at or (job.claim_expires_at if job.state is JobState.CLAIMED and job.claim_expires_at else job.run_at), now),
-            job.priority,
-            job.worker_id or "",
-            job.enqueued_at,
-            (job.last_error or "").split("\n", 1)[0],
-        ]
-        for job in found
-    ]
-    show_table(columns, rows, empty="no such jobs")
+    show_found(target, found, columns, empty="no such jobs", as_json=as_json)
+
+
+def _moment(job: Job) -> datetime:
+    return job.died_at or (job.claim_expires_at if job.state is JobState.CLAIMED and job.claim_expires_at else job.run_at)
 
 
 @main.command(
@@ -147,13 +135,8 @@ def job(target: Target, job_id: int, *, as_json: bool) -> None:
             raise click.ClickException(sentence)
         show_json({"id": job_id, "state": None, "reasons": [Reason("absent", sentence)]})
         sys.exit(1)
-    parts = store.parts
-    around = Surroundings(
-        parts.database.run_single(parts.jobs.now),
-        store.paused_queues(),
-        store.workers(),
-        parts.database.run_single(parts.jobs.ahead, found, LOOKED_AHEAD),
-    )
+    ahead = store.parts.database.run_single(store.parts.jobs.ahead, found, LOOKED_AHEAD)
+    around = Surroundings(target.now(), store.paused_queues(), store.workers(), ahead)
     told = reasons(found, around)
     fields: dict[str, Any] = plain(found)
     if as_json:
@@ -163,8 +146,7 @@ def job(target: Target, job_id: int, *, as_json: bool) -> None:
     headers = ", ".join(f"{name}: {value}" for name, value in found.headers.items())
     show_fields({**fields, "queue": shown_queue(found.queue), "headers": headers, "payload": repr(found.payload)})
     click.echo("\nWhy it is not running:" if found.state is not JobState.CLAIMED else "\nWho has it:")
-    for reason in told:
-        console().print(Text(cell(f"- {reason.sentence}")))
+    show_lines((("-", cell(reason.sentence)) for reason in told), gap=1)
 
 
 @main.command(
@@ -177,37 +159,17 @@ def workers(target: Target, *, as_json: bool) -> None:
 
     They do so every 4 s; one that was silent for three times as long is not alive, and one that was for an hour is forgotten.
     """
-    found = target.store.workers()
-    if as_json:
-        show_json(found)
-        return
-    now = target.store.parts.database.run_single(target.store.parts.jobs.now)
     columns = [
-        Column("worker"),
-        Column("queues"),
-        *(Column(title, "right", keep=True) for title in ("running", "done", "failed")),
-        Column("ms/job", "right", wide=True, keep=True),
+        Column("worker", lambda one, _: one.id),
+        Column("queues", lambda one, _: ", ".join(map(shown_queue, one.queues))),
+        *(number(title) for title in ("running", "done", "failed")),
+        number("ms/job", lambda one, _: round(one.handler_ms / max(1, one.done + one.failed)), wide=True),
         Column("host", wide=True),
-        Column("pid", "right", wide=True, keep=True),
-        Column("up", "right", wide=True, keep=True),
-        Column("seen", keep=True),
+        number("pid", wide=True),
+        number("up", lambda one, now: now - one.started_at, wide=True),
+        Column("seen", lambda one, now: f"{'' if one.alive else 'silent: '}{ago(one.seen_at, now)}", keep=True),
     ]
-    rows = [
-        [
-            one.id,
-            ", ".join(map(shown_queue, one.queues)),
-            one.running,
-            one.done,
-            one.failed,
-            round(one.handler_ms / max(1, one.done + one.failed)),
-            one.host,
-            one.pid,
-            now - one.started_at,
-            ago(one.seen_at, now) if one.alive else f"silent: {ago(one.seen_at, now)}",
-        ]
-        for one in found
-    ]
-    show_table(columns, rows, empty="no worker has shown itself")
+    show_found(target, target.store.workers(), columns, empty="no worker has shown itself", as_json=as_json)
 
 
 @main.command(epilog="Keys of --json: name, owner, token, expires_at.")
@@ -215,10 +177,5 @@ def workers(target: Target, *, as_json: bool) -> None:
 @as_json
 def locks(target: Target, *, as_json: bool) -> None:
     """List the locks that somebody holds, the scheduler's own included."""
-    found = target.store.locks()
-    if as_json:
-        show_json(found)
-        return
-    now = target.store.parts.database.run_single(target.store.parts.jobs.now)
-    columns = [Column("name"), Column("owner"), Column("token", "right", keep=True), Column("ends", keep=True)]
-    show_table(columns, [[one.name, one.owner, one.token, ago(one.expires_at, now)] for one in found], empty="no lock is held")
+    columns = [Column("name"), Column("owner"), number("token"), Column("ends", lambda one, now: ago(one.expires_at, now), keep=True)]
+    show_found(target, target.store.locks(), columns, empty="no lock is held", as_json=as_json)

@@ -2,10 +2,10 @@
 
 import click
 
-from alkstore_sa.cli.frame import Target, as_json, on_store
+from alkstore_sa.cli.frame import Target, as_json, on_store, show_found
 from alkstore_sa.cli.looking import limited
 from alkstore_sa.cli.root import main, store_options
-from alkstore_sa.cli.shape import Column, ago, show_json, show_table
+from alkstore_sa.cli.shape import Column, ago, number
 
 
 @main.group(
@@ -27,33 +27,16 @@ def schedules(ctx: click.Context, url: str | None, schema: str | None, app: str 
 
 @on_store
 def _list(target: Target, *, as_json: bool) -> None:
-    found = target.store.schedules()
-    if as_json:
-        show_json(found)
-        return
-    now = target.store.parts.database.run_single(target.store.parts.jobs.now)
     columns = [
         Column("name"),
         Column("spec", keep=True),
         Column("queue"),
         Column("task", wide=True),
-        Column("next", keep=True),
-        Column("", keep=True),
-        Column("last error"),
+        Column("next", lambda one, now: "" if one.paused else ago(one.next_fire_at, now), keep=True),
+        Column("", lambda one, _: "paused" if one.paused else "", keep=True),
+        Column("last error", lambda one, _: one.last_error),
     ]
-    rows = [
-        [
-            one.name,
-            one.spec,
-            one.queue,
-            one.task or "",
-            "" if one.paused else ago(one.next_fire_at, now),
-            "paused" if one.paused else "",
-            one.last_error,
-        ]
-        for one in found
-    ]
-    show_table(columns, rows, empty="there are no schedules")
+    show_found(target, target.store.schedules(), columns, empty="there are no schedules", as_json=as_json)
 
 
 @schedules.command(epilog="Keys of --json: schedule, boundary, through, fired_at, job_id, skipped, caught_up.")
@@ -63,21 +46,14 @@ def _list(target: Target, *, as_json: bool) -> None:
 @as_json
 def history(target: Target, name: str, *, limit: int, as_json: bool) -> None:
     """Show what became of a schedule's boundaries, the newest first."""
-    found = target.store.schedule_history(name, limit=limit)
-    if as_json:
-        show_json(found)
-        return
-    columns = [Column("boundary", keep=True), Column("fired", keep=True), Column("job", "right", keep=True), Column("what", keep=True)]
-    rows = [
-        [
-            one.boundary,
-            one.fired_at,
-            one.job_id or "",
-            f"skipped {one.skipped}" if one.skipped else "fired late" if one.caught_up else "fired",
-        ]
-        for one in found
+    columns = [
+        Column("boundary", keep=True),
+        Column("fired", lambda one, _: one.fired_at, keep=True),
+        number("job", lambda one, _: one.job_id),
+        Column("what", lambda one, _: f"skipped {one.skipped}" if one.skipped else f"fired{' late' if one.caught_up else ''}", keep=True),
     ]
-    show_table(columns, rows, empty=f"nothing is recorded of schedule {name!r}")
+    found = target.store.schedule_history(name, limit=limit)
+    show_found(target, found, columns, empty=f"nothing is recorded of schedule {name!r}", as_json=as_json)
 
 
 @schedules.command()

@@ -2,27 +2,44 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 NARROW: Final = 120  # below this, a table leaves the columns out that are not needed at a glance
 PIPED_WIDTH: Final = 1_000
+GAP: Final = 2  # blanks between two columns
+_FILL: Final = re.compile(r"(?: |\x1b\[[0-9;]*m)+$")  # blanks, and the codes that begin and end a style
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of a table: `wide` ones are left out on a narrow terminal; `keep` ones are never shortened."""
+    """A column of a table: `wide` ones are left out on a narrow terminal; `keep` ones are never shortened.
+
+    `of` gives what it shows of a record, from that and the database's now; by default it is the field that the title names.
+    """
 
     title: str
+    of: Callable[[Any, datetime], Any] | None = None
     justify: Literal["left", "right"] = "left"
     wide: bool = False
     keep: bool = False
+
+    def shown(self, record: Any, now: datetime) -> str:
+        """Give the text of its cell in a record's line."""
+        return cell(getattr(record, self.title) if self.of is None else self.of(record, now))
+
+
+def number(title: str, of: Callable[[Any, datetime], Any] | None = None, *, wide: bool = False) -> Column:
+    """Give a column of numbers or lengths of time."""
+    return Column(title, of, "right", wide=wide, keep=True)
 
 
 def console() -> Console:
@@ -31,35 +48,47 @@ def console() -> Console:
     return made if made.is_terminal else Console(highlight=False, width=PIPED_WIDTH)
 
 
-def show_table(columns: Sequence[Column], rows: Sequence[Sequence[Any]], *, empty: str) -> None:
-    """Print rows under their columns, or say in `empty` that there are none."""
+def show_table(columns: Sequence[Column], records: Sequence[Any], now: datetime, *, empty: str) -> None:
+    """Print records under the columns, a line each, or say in `empty` that there are none."""
     out = console()
-    if not rows:
+    if not records:
         out.print(empty)
         return
-    narrow = out.width < NARROW
-    chosen = [place for place, column in enumerate(columns) if not (narrow and column.wide)]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for place in chosen:
-        column = columns[place]
-        table.add_column(column.title, justify=column.justify, no_wrap=True, overflow="ellipsis", min_width=_least(column, rows, place))
-    for row in rows:
-        table.add_row(*(Text(cell(row[place])) for place in chosen))
+    chosen = [column for column in columns if out.width >= NARROW or not column.wide]
+    lines = [[column.shown(record, now) for column in chosen] for record in records]
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for column, width in zip(chosen, _widths(chosen, lines, out.width), strict=True):
+        table.add_column(column.title, justify=column.justify, no_wrap=True, overflow="ellipsis", width=width)
+    for line in lines:
+        table.add_row(*map(Text, line))
     print_trimmed(out, table)
 
 
-def _least(column: Column, rows: Sequence[Sequence[Any]], place: int) -> int:
-    return max(len(column.title), *(len(cell(row[place])) for row in rows)) if column.keep else len(column.title)
+def _widths(columns: Sequence[Column], lines: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Give the columns that are kept what they need, and let the others share the rest: who needs less than the others gets all of it."""
+    widths = [max(map(cell_len, texts)) for texts in zip([column.title for column in columns], *lines, strict=True)]
+    shared = sorted((place for place, column in enumerate(columns) if not column.keep), key=widths.__getitem__)
+    rest = room - GAP * (len(columns) - 1) - sum(widths[place] for place, column in enumerate(columns) if column.keep)
+    for taken, place in enumerate(shared):
+        widths[place] = min(widths[place], max(rest // (len(shared) - taken), cell_len(columns[place].title), 1))
+        rest -= widths[place]
+    return widths
 
 
 def show_fields(fields: Mapping[str, Any]) -> None:
     """Print names and values, one a line; a long value goes on below itself."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    for name, value in fields.items():
-        if value is not None and value != "":
-            table.add_row(name, Text(cell(value, lines=True)))
+    show_lines([Text(name, style="bold"), cell(value, lines=True)] for name, value in fields.items() if value is not None and value != "")
+
+
+def show_lines(lines: Iterable[Sequence[str | Text]], *, gap: int = GAP) -> None:
+    """Print lines of parts, of which the last goes on below itself where it is long."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, gap, 0, 0))
+    for line in lines:
+        table.add_row(*(part if isinstance(part, Text) else Text(part) for part in line))
+    for column in table.columns:
+        column.overflow = "fold"
+    for head in table.columns[:-1]:
+        head.no_wrap = True
     print_trimmed(console(), table)
 
 
@@ -68,7 +97,7 @@ def print_trimmed(out: Console, table: Table) -> None:
     with out.capture() as captured:
         out.print(table)
     for line in captured.get().splitlines():
-        click.echo(line.rstrip())
+        click.echo(_FILL.sub(lambda fill: fill[0].replace(" ", ""), line))
 
 
 def show_json(value: Any) -> None:

@@ -71,7 +71,9 @@ def horizon(store: Store, limits: Limits) -> Iterator[Verdict]:
         oldest = bind.execute(_oldest_transaction()).mappings().first()
         prepared = bind.execute(_oldest_prepared()).mappings().first()
         slots = bind.execute(
-            select(_SLOTS.c.slot_name).where(~_SLOTS.c.active, or_(_SLOTS.c.xmin.is_not(None), _SLOTS.c.catalog_xmin.is_not(None)))
+            select(_SLOTS.c.slot_name, _SLOTS.c.xmin.is_not(None))
+            .where(~_SLOTS.c.active, or_(_SLOTS.c.xmin.is_not(None), _SLOTS.c.catalog_xmin.is_not(None)))
+            .order_by(_SLOTS.c.slot_name)
         ).all()
     level, said = Level.OK, "no transaction is open for long"
     if oldest is not None:
@@ -90,9 +92,10 @@ def horizon(store: Store, limits: Limits) -> Iterator[Verdict]:
     if prepared is not None and (age := timedelta(seconds=float(prepared["age"]))) >= limits.transaction:
         said = f"prepared transaction {prepared['gid']!r} waits for {age.total_seconds():.0f} s"
         yield Verdict("horizon", limits.level(age, limits.transaction), said, "COMMIT PREPARED or ROLLBACK PREPARED it.")
-    for slot in slots:
-        said = f"replication slot {slot[0]!r} is not in use, and holds the horizon"
-        yield Verdict("horizon", Level.WARNING, said, "Connect its consumer, or drop it by pg_drop_replication_slot.")
+    for name, is_of_rows in slots:  # a logical slot holds the catalogs' horizon alone
+        kept = "keeps dead rows from being cleaned up" if is_of_rows else "keeps WAL and the catalogs' dead rows"
+        said = f"replication slot {name!r} is not in use, and {kept}"
+        yield Verdict("horizon", Level.WARNING, said, f"Connect its consumer, or SELECT pg_drop_replication_slot({name!r}).")
 
 
 def _oldest_transaction() -> Any:

@@ -16,8 +16,8 @@ from sqlalchemy import (
     func,
     insert,
     null,
-    or_,
     select,
+    union_all,
 )
 from sqlalchemy.sql.expression import Executable
 
@@ -112,21 +112,22 @@ def select_history() -> Executable:
 
 
 def prune_schedules() -> Executable:
-    """Delete what these schedules have in the history beyond so many rows or an age, at most a batch, never their newest row."""
-    item = parallel(_NAMES).table_valued(column("c0", Text), column("ord", BigInteger), name="item")
+    """Delete what these schedules have in the history beyond so many rows or an age, at most a batch, never their newest row.
+
+    The surplus and the aged are two ranges of the key, so that where they end is looked up once per schedule and not at every row.
+    """
     kept, old = fires.alias("kept"), fires.alias("old")
+    item = parallel(_NAMES).table_valued(column("c0", Text), column("ord", BigInteger), name="item")
     newest = select(kept.c.boundary).where(kept.c.schedule == item.c.c0).order_by(kept.c.boundary.desc()).limit(constant(1))
-    cuts = select(
-        item.c.c0.label("schedule"),
-        newest.scalar_subquery().label("newest"),
-        newest.offset(bindparam("fire_kept", type_=Integer)).scalar_subquery().label("surplus"),
-    ).subquery("cuts")
-    picked = (
-        select(row_address(old.c.boundary))
-        .select_from(cuts.join(old, and_(old.c.schedule == cuts.c.schedule, old.c.boundary < cuts.c.newest)))
-        .where(or_(old.c.boundary <= cuts.c.surplus, old.c.fired_at < _OLDEST))
-        .limit(_LIMIT)
+    surplus = newest.offset(bindparam("fire_kept", type_=Integer))
+    address = select(row_address(old.c.boundary).label("address"))
+    reaching = (
+        address.select_from(item.join(old, and_(old.c.schedule == item.c.c0, old.c.boundary <= surplus.scalar_subquery()))),
+        address.select_from(item.join(old, and_(old.c.schedule == item.c.c0, old.c.boundary < newest.scalar_subquery()))).where(
+            old.c.fired_at < _OLDEST
+        ),
     )
+    picked = select(union_all(*reaching).subquery("doomed").c.address).limit(_LIMIT)
     return delete(fires).where(in_picked(row_address(fires.c.boundary), picked)).returning(fires.c.schedule)
 
 

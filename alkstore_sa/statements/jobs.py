@@ -251,9 +251,18 @@ def _held_and_pairs() -> tuple[FromClause, FromClause]:
 
 
 def extend_held(given: bool) -> Update:
-    """Heartbeat: put the claim's end to a given time from now, or to the row's own visibility timeout."""
+    """Heartbeat: put the claim's end to a given time from now, or to the row's own visibility timeout.
+
+    The row is locked first: an update works its values out before it waits for a row, and again only if the row was changed meanwhile.
+    """
     length = bindparam("job_ttl", type_=Span) if given else jobs.c.visibility_timeout
-    return update(jobs).where(HELD).values(claim_expires_at=later(clock_now(), length)).returning(jobs.c.claim_expires_at)
+    held = select(jobs.c.id).where(HELD).with_for_update()
+    return (
+        update(jobs)
+        .where(in_picked(jobs.c.id, held))
+        .values(claim_expires_at=later(clock_now(), length))
+        .returning(jobs.c.claim_expires_at)
+    )
 
 
 def retry_held(delayed: bool, waking: bool) -> Update:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import URL, Connection, select
 from sqlalchemy.orm import Session, scoped_session
 
 from alkstore_sa.errors import InvalidOption
@@ -29,9 +29,16 @@ def joined(store: Store, session_or_connection: Tx) -> Iterator[Store]:
         TypeError: it is no Session, scoped_session or Connection.
         InvalidOption: it is on another database, in autocommit, or on a SQLite engine that `prepare_sqlite` did not prepare.
     """
+    refuse_unjoinable(session_or_connection, store)
+    with store.parts.database.joining(lambda: connection_for(session_or_connection)):
+        yield store
+
+
+def refuse_unjoinable(tx: Tx, store: Store) -> None:
+    """Look whether the store can join; raises as `joined`."""
     database = store.parts.database
-    connection = _connection(session_or_connection)
-    if connection.engine.url != store.engine.url:
+    connection = connection_for(tx)
+    if place(connection.engine.url) != place(store.engine.url):
         raise InvalidOption("this transaction is on another database than the store's: make both on one engine")
     seam_joined(connection, database.dialect, _CLAUSE)
     if database.dialect == "sqlite":
@@ -39,11 +46,14 @@ def joined(store: Store, session_or_connection: Tx) -> Iterator[Store]:
         with connection.begin_nested() as probe:
             seam_joined(connection, database.dialect, _CLAUSE)
             probe.rollback()
-    with database.joining(lambda: _connection(session_or_connection)):
-        yield store
 
 
-def _connection(tx: Tx) -> Connection:
+def place(url: URL) -> URL:
+    """Give the URL without its driver: what is the same for an Engine and an AsyncEngine on one database."""
+    return url.set(drivername=url.get_backend_name())
+
+
+def connection_for(tx: Tx) -> Connection:
     """Give the connection; a Session that is bound to one is not made to begin."""
     bind = tx.get_bind(clause=_CLAUSE) if isinstance(tx, (Session, scoped_session)) else None
     return bind if isinstance(bind, Connection) else connection_of(tx, _CLAUSE)
