@@ -108,7 +108,7 @@ BAD_URLS = {
     "oracle+oracledb://u:s3cret@h/x": "oracle is not supported",
     "nonsense://u:s3cret@h/x": "nonsense is not supported",
     "postgresql+nonsense://u:s3cret@h/x": "SQLAlchemy knows no driver postgresql+nonsense",
-    "postgresql+psycopg2cffi://u:s3cret@h/x": "the driver of postgresql+pg8000 is not installed (pg8000)",
+    "postgresql+psycopg2cffi://u:s3cret@h/x": "the driver of postgresql+psycopg2cffi is not installed (psycopg2cffi)",
     "postgresql+psycopg://u:p@s3cret:s3cret@h:s3cret/x": "this is no database URL",
     "sqlite://u:s3cret@h/x": "this is no database URL of sqlite",
     "s3cret": "this is no database URL",
