@@ -48,10 +48,19 @@ def test_a_connection_lost_inside_our_transaction_is_reported_as_itself(database
 
 
 @pytest.mark.databases("postgresql-18")
-def test_an_interrupt_inside_our_transaction_arrives_as_itself(store):
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+def test_an_interrupt_inside_our_transaction_arrives_as_itself(database, store):
+    main = threading.get_ident()
+    asleep = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
+
+    def interrupt():
+        eventually(lambda: database.sql(asleep)[0][0])
+        signal.pthread_kill(main, signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
     with pytest.raises(KeyboardInterrupt), store.begin() as connection:
-        connection.exec_driver_sql("SELECT pg_sleep(10)")
+        connection.exec_driver_sql("SELECT pg_sleep(60)")
+    interrupter.join()
     assert store.enqueue("q", 1)
 
 
