@@ -1,6 +1,5 @@
 """What an adversary found: lost connections, odd pools and engines, interrupts, extreme values. Each was a defect once."""
 
-import os
 import signal
 import threading
 import time
