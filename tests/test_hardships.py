@@ -48,6 +48,7 @@ def test_a_connection_lost_inside_our_transaction_is_reported_as_itself(database
 
 @pytest.mark.databases("postgresql-18")
 def test_an_interrupt_inside_our_transaction_arrives_as_itself(database, store):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts in the background ignore it
     main = threading.get_ident()
     asleep = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
 
@@ -60,6 +61,7 @@ def test_an_interrupt_inside_our_transaction_arrives_as_itself(database, store):
     with pytest.raises(KeyboardInterrupt), store.begin() as connection:
         connection.exec_driver_sql("SELECT pg_sleep(60)")
     interrupter.join()
+    signal.signal(signal.SIGINT, before)
     assert store.enqueue("q", 1)
 
 
