@@ -110,6 +110,7 @@ class RunnerProcess:
         """Stop it where it stands; on SQLite not in the middle of a write, where it would hold the file for as long as it is stopped."""
         for _ in range(200):
             self.process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # a call that was under way may have taken the lock
             if database.kind != "sqlite" or is_writable(database):
                 return
             self.process.send_signal(signal.SIGCONT)
