@@ -217,15 +217,15 @@ class Coordinator:
 
     def _settle_acks(self, finished: Sequence[Run], acked: frozenset[tuple[int, int]]) -> None:
         left = [run for run in finished if run.key not in acked]
-        alone, locked = self._team.rounds.ack_alone(left) if left else (set[int](), set[int]())
-        done = [run for run in finished if run.key in acked or run.job.id in alone] if left else finished
-        self._report.outcomes.update({Outcome.DONE: len(done)} if done else {})
-        self._team.bench.close_acked(done)
+        alone, locked = self._team.rounds.ack_alone(left) if left else ((), ())
+        if done := [run for run in finished if run.key in acked or run.key in alone] if left else finished:
+            self._report.outcomes[Outcome.DONE] += len(done)
+            self._team.bench.close_acked(done)
         for run in left:
-            if run.job.id in locked:
+            if run.key in locked:
                 self._finished.append(run)
                 self._finished_at = time.monotonic()
-            elif run.job.id in alone:
+            elif run.key in alone:
                 continue
             elif run.commit_sent:
                 self._close_account(run, Outcome.DONE)  # its row went with the round whose answer was lost

@@ -52,24 +52,24 @@ class Rounds:
         with self._database.begin(limit=ROUND_LIMIT) as connection:
             return self._ack(connection, finished)
 
-    def ack_alone(self, runs: Sequence[Run]) -> tuple[set[int], set[int]]:
+    def ack_alone(self, runs: Sequence[Run]) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
         """Ack what a round left out, one by one, waiting a little for whoever has its row locked.
 
-        Return the ids of the acked and of those that are still locked; the claims of the others are gone.
+        Return the claims that were acked, and those that are still locked; the others are gone.
         """
         with self._database.begin(single=True) as connection:
             standing = self._jobs.standing(connection, [run.key for run in runs])
-        acked: set[int] = set()
-        locked: set[int] = set()
+        acked: set[tuple[int, int]] = set()
+        locked: set[tuple[int, int]] = set()
         for run in runs:
             if run.job.id not in standing:
                 continue
             try:
                 with self._database.begin(limit=LONE_ACK_LIMIT) as connection:
                     if self._jobs.ack(connection, *run.key):
-                        acked.add(run.job.id)
+                        acked.add(run.key)
             except DBAPIError:
-                locked.add(run.job.id)
+                locked.add(run.key)
         return acked, locked
 
     def promote(self, queue: str) -> list[int]:

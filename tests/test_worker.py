@@ -21,7 +21,8 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from alkstore_sa import AsyncStore, Fail, InvalidOption, JobHandle, Retry, Snooze, StopToken, Tasks, Worker, prepare_sqlite
-from alkstore_sa.runs import Outcome
+from alkstore_sa.rounds import Rounds
+from alkstore_sa.runs import Outcome, Run
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -985,3 +986,26 @@ def test_payloads_and_arguments_are_not_logged(database, caplog):
     ours = [record for record in caplog.records if record.name.startswith("alkstore_sa")]
     assert len(ours) > 5
     assert not [record for record in ours if "sesame" in f"{record.getMessage()} {record.__dict__}"]
+
+
+@pytest.mark.parametrize("how", ["flush", "ack_alone"])
+def test_an_older_run_of_a_job_is_not_acked_by_the_newer_one(store, tasks, database, how):
+    """A worker whose claim lapsed may claim the job again itself, and have both runs end before one flush."""
+
+    @tasks.task(name="t")
+    def fn() -> None: ...
+
+    fn.enqueue()
+    rounds, handler = Rounds(store.parts.jobs, "w"), fn.definition.handler
+    older, newer = (Run(claim_again(store, database), handler, 0.0) for _ in range(2))
+
+    acked = rounds.flush([older, newer]) if how == "flush" else rounds.ack_alone([older, newer])[0]
+
+    assert acked == {newer.key}
+    assert not store.jobs()
+
+
+def claim_again(store, database):
+    database.sql(f"UPDATE alkstore_job SET claim_expires_at = {database.now(-1)} WHERE state = 'claimed'")
+    [job] = store.queue("default").claim("w", 1)
+    return job
