@@ -10,6 +10,7 @@ import selectors
 import signal
 import socket
 import time
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, Protocol
@@ -23,19 +24,20 @@ class Latch:
     """Set once, readable until cleared. Each process has its own: a forked child never touches its parent's."""
 
     def __init__(self) -> None:
-        self._pair = self._opened()
+        self._open()
 
-    def _opened(self) -> tuple[socket.socket, socket.socket]:
+    def _open(self) -> None:
         self._pid = os.getpid()
-        reader, writer = socket.socketpair()
-        reader.setblocking(False)
-        writer.setblocking(False)
-        return reader, writer
+        self._pair = socket.socketpair()
+        for end in self._pair:
+            end.setblocking(False)
+        self._end = weakref.finalize(self, _close, self._pair)  # in a dropped cycle a socket could be finalized before its latch
+        self._end.atexit = False
 
     def _sockets(self) -> tuple[socket.socket, socket.socket]:
         if self._pid != os.getpid():
             self.close()  # a child closes its copies; the parent's stay open
-            self._pair = self._opened()
+            self._open()
         return self._pair
 
     def fileno(self) -> int:
@@ -57,11 +59,12 @@ class Latch:
 
     def close(self) -> None:
         """Close both sockets."""
-        for end in self._pair:
-            end.close()
+        self._end()
 
-    def __del__(self) -> None:
-        self.close()
+
+def _close(pair: tuple[socket.socket, socket.socket]) -> None:
+    for end in pair:
+        end.close()
 
 
 class StopToken:

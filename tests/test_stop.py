@@ -1,9 +1,11 @@
 """The token that stops a loop: for threads, event loops and signal handlers, once and for good."""
 
 import asyncio
+import gc
 import os
 import signal
 import threading
+import warnings
 
 from alkstore_sa import StopToken
 
@@ -46,3 +48,22 @@ def test_a_signal_cancels_a_token_on_which_its_own_thread_waits():
         timer.join()
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_token_that_is_dropped_in_a_cycle_leaves_no_socket_open():
+    class Owner:
+        pass
+
+    gc.collect()
+    token = StopToken()
+    held = token._latch._pair[0]  # so that the collector's list has the socket before its latch
+    owner = Owner()
+    owner.token, owner.itself = token, owner
+    del token
+    gc.collect()
+    del held, owner
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        gc.collect()
+
+    assert not [str(warning.message) for warning in told]
