@@ -25,23 +25,23 @@ class LoopCrew:
         self._around = around
         self._settlers = ThreadPoolExecutor(SETTLING_THREADS, thread_name_prefix="alkstore-settler")
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="alkstore-loop", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="alkstore-loop", daemon=True)
         self._thread.start()
 
     def start(self, runs: Iterable[Run]) -> None:
         """Start runs on the loop."""
         self._loop.call_soon_threadsafe(self._start, list(runs))
 
-    def close(self) -> bool:
-        """Stop the loop; False where a handler blocks it."""
+    def close(self) -> None:
+        """Stop the loop; one that a handler blocks ends as soon as it can."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSING_SECONDS)
         self._settlers.shutdown(wait=False)
-        if self._thread.is_alive():
-            return False
+
+    def _run(self) -> None:
+        self._loop.run_forever()
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
-        return True
 
     def _start(self, runs: list[Run]) -> None:
         for run in runs:
