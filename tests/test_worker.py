@@ -333,12 +333,13 @@ def test_concurrency_is_bounded_in_all_and_by_queue(store, tasks):
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_blocked_handler_keeps_its_claim_and_holds_no_transaction(database, store, tasks, kind):
-    starts, attempts, done = [], [], threading.Event()
+    starts, attempts, watched, done = [], [], threading.Event(), threading.Event()
     seconds = 5.0
 
     def block(job):
         starts.append(job.id)
         time.sleep(seconds)  # on the loop too: a handler that blocks it must not lose its claim
+        watched.wait(20)
         attempts.append(job.attempts)
         done.set()
 
@@ -354,16 +355,20 @@ def test_a_blocked_handler_keeps_its_claim_and_holds_no_transaction(database, st
         async def blocked(job: JobHandle) -> None:
             block(job)
 
-    idle = 0
     with working(store, tasks), database.store() as second_store, working(second_store, other_registry(tasks, block)):
         blocked.enqueue()
-        while not done.wait(0.25):
-            idle += idle_in_transaction(database)
+        until(lambda: starts)
+        throughout = open_transactions(database)
+        for _ in range(10):
+            done.wait(0.25)
+            throughout &= open_transactions(database)
+        watched.set()
+        until(done.is_set)
         until(lambda: not store.jobs())
 
     assert len(starts) == 1
     assert attempts == [1]
-    assert idle == 0
+    assert not throughout  # those of claims and heartbeats come and go
 
 
 def other_registry(tasks, block):
@@ -376,13 +381,16 @@ def other_registry(tasks, block):
     return other
 
 
-def idle_in_transaction(database):
+def open_transactions(database):
     if database.kind == "sqlite":
-        return 0
-    return database.sql(  # for longer than the gap between two statements
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"
-        " AND clock_timestamp() - state_change > interval '0.4 seconds'"
-    )[0][0]
+        return set()
+    return {
+        (pid, began)
+        for pid, began in database.sql(
+            "SELECT pid, xact_start FROM pg_stat_activity"
+            " WHERE datname = current_database() AND xact_start IS NOT NULL AND pid != pg_backend_pid()"
+        )
+    }
 
 
 def test_a_cancelled_job_is_told_so_and_an_async_one_is_cancelled(store, tasks):
@@ -897,6 +905,25 @@ def test_after_the_grace_async_handlers_are_cancelled_and_everything_is_given_ba
     assert [(job.state, job.attempts) for job in store.jobs()] == [("ready", 0)] * 2
     assert reports[0].abandoned == 1
     assert sum("given back unfinished" in record.message for record in caplog.records) == 2
+
+
+@pytest.mark.databases("sqlite")
+def test_a_loop_that_a_handler_blocked_past_the_grace_closes_when_it_can(store, tasks):
+    let_go, loops = threading.Event(), []
+
+    @tasks.task(name="t")
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        let_go.wait(20)
+
+    run.enqueue()
+    with working(store, tasks, grace=0) as reports:
+        until(lambda: loops)
+    assert reports[0].abandoned == 1
+    assert not loops[0].is_closed()
+    let_go.set()
+
+    until(loops[0].is_closed)
 
 
 @pytest.mark.databases("postgresql-18")
