@@ -112,6 +112,7 @@ class Database:
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
         with self._connect() as connection:
+            pool = connection.engine.pool
             try:
                 yield connection
             except DBAPIError as error:
@@ -119,8 +120,8 @@ class Database:
                     connection.invalidate()  # a server that is no primary any more: the next connection may find the one that is
                 raise
             finally:
-                if self._closed and not connection.invalidated:
-                    connection.invalidate()  # closed meanwhile: there is no pool to go back to, so end the connection
+                if connection.engine.pool is not pool and not connection.invalidated:
+                    connection.invalidate()  # its pool was disposed of meanwhile, and would keep it open unseen: end it
 
     def run(self, verb: Callable[Concatenate[Connection, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Lift a verb of several statements into a transaction of our own."""

@@ -66,6 +66,17 @@ def test_an_interrupt_inside_our_transaction_arrives_as_itself(database, store):
 
 
 @pytest.mark.databases("postgresql-18")
+@pytest.mark.parametrize("ending", ["drop_connections", "close"])
+def test_a_connection_in_use_while_its_pool_is_disposed_of_is_ended_when_it_comes_back(database, store, ending):
+    with store.begin() as connection:
+        store.enqueue_tx(connection, "q", 1)
+        driver = connection.connection.driver_connection
+        getattr(store._database, ending)()
+    assert driver.closed
+    assert database.count() == 1
+
+
+@pytest.mark.databases("postgresql-18")
 def test_a_loop_outlives_a_server_that_is_read_only_for_a_while(database, store):
     stop = StopToken()
     ran = []
