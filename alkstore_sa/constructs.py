@@ -35,13 +35,13 @@ class UtcInstant(TypeDecorator[datetime]):
         """Give what the driver is handed for an aware instant."""
         if value is None or dialect.name != "sqlite":
             return value
-        return (value - _EPOCH) // _MICROSECOND
+        return microseconds(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
         """Give the aware UTC instant for what the driver returned."""
         if value is None:
             return None
-        return _EPOCH + timedelta(microseconds=value) if dialect.name == "sqlite" else value.astimezone(UTC)
+        return instant(value) if dialect.name == "sqlite" else value.astimezone(UTC)
 
 
 class Span(TypeDecorator[timedelta]):
@@ -59,20 +59,21 @@ class Span(TypeDecorator[timedelta]):
         return None if value is None else timedelta(microseconds=value)
 
 
-RAW_INSTANT: Final = DateTime(timezone=True).with_variant(BigInteger(), "sqlite")
-RAW_SPAN: Final = BigInteger()
-
-
 def raw(column: ColumnElement[Any]) -> ColumnElement[Any]:
-    """Read a column as the driver gives it: a claim brings many instants, of which few are ever looked at; `instant` makes them good."""
+    """Read an instant or a span as its microseconds: a claim brings many, of which few are ever looked at; `instant` makes them good."""
     if isinstance(column.type, UtcInstant):
-        return type_coerce(column, RAW_INSTANT)
-    return type_coerce(column, RAW_SPAN) if isinstance(column.type, Span) else column
+        return microseconds_of(column)
+    return type_coerce(column, BigInteger()) if isinstance(column.type, Span) else column
 
 
-def instant(value: Any) -> datetime:
-    """Give the aware UTC instant for one that was read raw."""
-    return _EPOCH + timedelta(microseconds=value) if isinstance(value, int) else value.astimezone(UTC)
+def instant(microseconds: int) -> datetime:
+    """Give the instant that lies so many microseconds after the epoch."""
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def microseconds(moment: datetime) -> int:
+    """Give the whole microseconds from the epoch to an aware instant."""
+    return (moment - _EPOCH) // _MICROSECOND
 
 
 class Column(TypeDecorator[Sequence[Any]]):

@@ -216,7 +216,7 @@ class Coordinator:
                     self._told_dead(buried)
 
     def _settle_acks(self, finished: Sequence[Run], acked: frozenset[tuple[int, int]]) -> None:
-        left = [run for run in finished if run.key not in acked]
+        left = [run for run in finished if run.key not in acked] if len(acked) < len(finished) else []
         alone, locked = self._team.rounds.ack_alone(left) if left else ((), ())
         if done := [run for run in finished if run.key in acked or run.key in alone] if left else finished:
             self._report.outcomes[Outcome.DONE] += len(done)

@@ -16,7 +16,7 @@ from alkstore_sa._names import checked_name
 from alkstore_sa._options import Duration, EnqueueOptions, Stamps, not_negative, placement, positive, whole
 from alkstore_sa._payload import Payload, decoded, encoded
 from alkstore_sa._shift import Promotion
-from alkstore_sa.constructs import instant
+from alkstore_sa.constructs import instant, microseconds
 from alkstore_sa.errors import ClaimLost, InvalidOption, error_text
 from alkstore_sa.patience import Patience
 from alkstore_sa.queues import MOVED_AT_ONCE, Jobs, chunked
@@ -79,11 +79,11 @@ class JobHandle:
     buried: bool
     _headers: str | None
     _text: str
-    _base_backoff: int  # these as they were read, since few of them are ever looked at
+    _base_backoff: int  # these in microseconds, as they were read, since few of them are ever looked at
     _visibility: int
-    _enqueued_at: Any
-    _claim_expires_at: Any
-    _scheduled_for: Any
+    _enqueued_at: int
+    _claim_expires_at: int
+    _scheduled_for: int | None
 
     def __init__(self, jobs: Jobs, row: Sequence[Any]) -> None:
         self._jobs: Final = jobs
@@ -137,7 +137,7 @@ class JobHandle:
 
     @claim_expires_at.setter
     def claim_expires_at(self, end: datetime) -> None:
-        self._claim_expires_at = end
+        self._claim_expires_at = microseconds(end)
 
     @property
     def scheduled_for(self) -> datetime | None:

@@ -90,7 +90,7 @@ class Jobs:
     def ack_many(self, bind: Bind, claims: Sequence[tuple[int, int]], *, skip_locked: bool = False) -> list[tuple[int, int]]:
         """Delete the jobs of those (id, fence) pairs that still stand; return their pairs. `skip_locked`: wait for nobody's row lock."""
         statement = self.database.statement(job_statements.delete_held_many, skip_locked)
-        return [(row.id, row.fence) for row in bind.execute(statement, _pairs(claims)).all()]
+        return list(map(tuple, bind.execute(statement, _pairs(claims)).all()))
 
     def heartbeat(self, bind: Bind, job_id: int, fence: int, ttl: timedelta | None) -> datetime | None:
         """Move the claim's end to `ttl` from now (default: the row's own visibility timeout) and return it; None: the claim is gone."""
@@ -228,7 +228,7 @@ def chunked(texts: Sequence[str]) -> Iterator[Sequence[str]]:
         yield texts[start:]
 
 
-def _claim_order(row: Sequence[Any]) -> tuple[int, datetime, int]:
+def _claim_order(row: Sequence[Any]) -> tuple[int, int, int]:
     return (-row[5], row[6], row[0])  # priority, run_at, id: by name it costs more than the sorting
 
 

@@ -51,10 +51,11 @@ class Signature:
         if type(payload) is not dict:
             raise InvalidPayload(f"the arguments of a task are stored as an object, not as {type(payload).__name__}")
         arguments = self.arguments
-        if unknown := payload.keys() - arguments.keys():
-            raise InvalidPayload(f"this function has no parameter {', '.join(sorted(unknown))}")
-        if missing := self.required - payload.keys():
-            raise InvalidPayload(f"no argument is stored for parameter {', '.join(sorted(missing))}")
+        if payload.keys() != arguments.keys():
+            if unknown := payload.keys() - arguments.keys():
+                raise InvalidPayload(f"this function has no parameter {', '.join(sorted(unknown))}")
+            if missing := self.required - payload.keys():
+                raise InvalidPayload(f"no argument is stored for parameter {', '.join(sorted(missing))}")
         named = {name: arguments[name].passed(name, value) for name, value in payload.items()}
         if not self.positional_only:
             return [], named

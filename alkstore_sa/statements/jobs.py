@@ -68,7 +68,7 @@ CLAIM_COLUMNS: Final = (
     jobs.c.scheduled_for,
     jobs.c.last_error,
 )
-"""What a claim brings back, instants and spans raw: a handle takes it apart by position."""
+"""What a claim brings back, instants and spans in microseconds: a handle takes it apart by position."""
 
 _DELAY: Final = bindparam("job_delay", type_=Span)
 _EXPIRES: Final = bindparam("job_expires", type_=Span)
