@@ -111,8 +111,9 @@ class Database:
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
+        twin = self._open_twin()
+        pool = twin.pool
         with self._connect() as connection:
-            pool = connection.engine.pool
             try:
                 yield connection
             except DBAPIError as error:
@@ -120,7 +121,7 @@ class Database:
                     connection.invalidate()  # a server that is no primary any more: the next connection may find the one that is
                 raise
             finally:
-                if connection.engine.pool is not pool and not connection.invalidated:
+                if twin.pool is not pool and not connection.invalidated:
                     connection.invalidate()  # its pool was disposed of meanwhile, and would keep it open unseen: end it
 
     def run(self, verb: Callable[Concatenate[Connection, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
