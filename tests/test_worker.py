@@ -332,9 +332,9 @@ def test_concurrency_is_bounded_in_all_and_by_queue(store, tasks):
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_blocked_handler_keeps_its_claim_and_holds_no_transaction(database, store, tasks, kind):
+def test_c18_a_blocked_handler_keeps_its_claim_and_holds_no_transaction(database, store, tasks, kind):
     starts, attempts, watched, done = [], [], threading.Event(), threading.Event()
-    seconds = 5.0
+    seconds = 7.0
 
     def block(job):
         starts.append(job.id)
@@ -359,8 +359,8 @@ def test_a_blocked_handler_keeps_its_claim_and_holds_no_transaction(database, st
         blocked.enqueue()
         until(lambda: starts)
         throughout = open_transactions(database)
-        for _ in range(10):
-            done.wait(0.25)
+        for _ in range(6):
+            done.wait(1)
             throughout &= open_transactions(database)
         watched.set()
         until(done.is_set)
