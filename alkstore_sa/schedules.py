@@ -31,13 +31,13 @@ class Schedules:
     def register(self, bind: Bind, name: str, spec: str, interval: timedelta, queue: str, placement: Placement, text: str) -> Schedule:
         """Register or change a schedule. Its upsert is one statement, which decides what becomes of the next boundary.
 
-        Where the interval changes, boundaries of the old grid that nobody ticked are recorded as skipped.
+        Where the interval changes, boundaries of the old grid that nobody ticked are recorded as skipped, of a paused schedule too.
         """
         before = bind.execute(self._database.statement(statements.lock_schedule), {"schedule_name": name}).first()
         length = interval // timedelta(microseconds=1)
         if before is not None and before.next_fire_at > before.now + length and before.interval == length:
             warn_pulled_back([name])
-        if before is not None and before.interval != length and not before.paused and before.next_fire_at <= before.now:
+        if before is not None and before.interval != length and before.next_fire_at <= before.now:
             self._ticks.pass_over(bind, name, before.next_fire_at, before.interval, before.now)
         values: dict[str, Any] = {"job_expires": None, **placement.values, "job_queue": queue, "job_payload": text}
         values |= {"schedule_name": name, "schedule_spec": spec, "schedule_interval": interval, **self._wake}

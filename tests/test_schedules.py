@@ -193,6 +193,17 @@ def test_a_changed_interval_records_what_nobody_ticked_as_skipped(database, stor
     assert store.tick().schedules == {}
 
 
+def test_a_changed_interval_of_a_paused_schedule_records_what_passed_as_skipped(database, store):
+    store.schedule("s", "@every 10s", "q")
+    first = make_due(database, "s", 35)
+    store.pause_schedule("s")
+    assert store.schedule("s", "@every 1h", "q").paused
+    store.resume_schedule("s")
+    (skip,) = store.schedule_history("s")
+    assert (skip.boundary, skip.through, skip.skipped, skip.job_id) == (first, first + 3 * TEN, 4, None)
+    assert store.tick().schedules == {}
+
+
 def test_unschedule_forgets_the_schedule_and_keeps_its_jobs_and_history(database, store):
     store.schedule("s", "@every 10s", "q")
     make_due(database, "s", 5)
