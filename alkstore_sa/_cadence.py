@@ -5,6 +5,7 @@ second's schedule that slept for a century costs no more than one that slept for
 """
 
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -78,14 +79,20 @@ def checked_interval(spec: object, interval: int) -> int:
     return told
 
 
-def crosses(first: int, following: int, interval: int, every: int) -> bool:
-    """Tell whether the boundaries from `first` to before `following` hold one whose number on the endless grid divides by `every`.
+def crosses(first: int, following: int, interval: int, every: int, shift: int = 0) -> bool:
+    """Tell whether a boundary after `first`, up to and with `following`, has a number on the endless grid that divides by `every`.
 
-    So work that is due once in `every` fires of a schedule needs no counter, and falls to each schedule at another time. One that fires
-    seldom has it once a day or at every fire.
+    `shift` is added to each number. So work that is due once in `every` fires of a schedule needs no counter. Schedules of one interval
+    that stand on one grid cross at the same boundary, unless each has a shift of its own. One that fires seldom crosses once a day or at
+    every fire.
     """
     often = max(1, min(every, 86_400 * _MICROSECONDS // interval))
-    return first // interval // often != following // interval // often
+    return (first // interval + shift) // often != (following // interval + shift) // often
+
+
+def shift_of(name: str) -> int:
+    """Give a number that a schedule has for ever and shares with few others."""
+    return zlib.crc32(name.encode())
 
 
 def boundaries_due(first: int, interval: int, now: int, recorded: Sequence[Recorded] = (), most: int = MOST_CAUGHT_UP) -> Due:

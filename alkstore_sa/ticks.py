@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sqlalchemy import Row
 
-from alkstore_sa._cadence import Due, Recorded, Skip, boundaries_due, checked_interval, crosses
+from alkstore_sa._cadence import Due, Recorded, Skip, boundaries_due, checked_interval, crosses, shift_of
 from alkstore_sa.engines import Database
 from alkstore_sa.errors import InvalidSpec, LeadershipLost, error_text
 from alkstore_sa.leases import Held, Leases
@@ -60,6 +60,11 @@ class _Plan:
     first: int
     interval: int
     due: Due
+
+    @property
+    def is_to_prune(self) -> bool:
+        """Whether it is this schedule's turn, so that of many that fire at one instant a fiftieth prune, which the bound suffices for."""
+        return crosses(self.first, self.due.next_boundary, self.interval, _PRUNED_EVERY, shift_of(self.name))
 
 
 class Ticks:
@@ -167,7 +172,7 @@ class Ticks:
             return
         values = {"schedule_names": [plan.name for plan in plans], "schedule_boundaries": [plan.due.next_boundary for plan in plans]}
         bind.execute(self._database.statement(schedule_statements.advance_schedules), values)
-        long = [plan.name for plan in plans if crosses(plan.first, plan.due.next_boundary, plan.interval, _PRUNED_EVERY)]
+        long = [plan.name for plan in plans if plan.is_to_prune]
         if long:
             kept = {"fire_schedules": long, "fire_kept": _KEPT, "minus_age": -LONGEST_HISTORY, "fire_limit": 5 * PRUNED_AT_ONCE}
             bind.execute(self._database.statement(fire_statements.prune_schedules), kept)

@@ -1,11 +1,13 @@
 """The grammar of specs, and the boundary maths against a reference that walks boundary by boundary."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from alkstore_sa import InvalidSpec
-from alkstore_sa._cadence import Due, Skip, boundaries_due, checked_interval, crosses, parsed_interval
+from alkstore_sa._cadence import Due, Skip, boundaries_due, checked_interval, crosses, parsed_interval, shift_of
 
 SECOND = 1_000_000
 LONGEST = 36_500 * 86_400 * SECOND
@@ -168,3 +170,18 @@ def test_every_fiftieth_boundary_crosses_and_seldom_ones_cross_daily_or_always(i
     often = max(1, min(50, 86_400 * SECOND // interval))
     expected = any(k % often == 0 for k in range(number + 1, number + boundaries + 1))
     assert crosses(first, first + boundaries * interval, interval, 50) == expected
+
+
+@pytest.mark.parametrize("interval", [SECOND, 10 * SECOND, 1_800 * SECOND])
+def test_schedules_that_stand_on_one_grid_cross_once_in_fifty_and_seldom_together(interval):
+    names = [f"tenant-{n}" for n in range(1_000)]
+    often = min(50, 86_400 * SECOND // interval)
+    first = 1_800_000_000 * SECOND
+    crossings = [
+        (name, n)
+        for name in names
+        for n in range(often)
+        if crosses(first + n * interval, first + (n + 1) * interval, interval, 50, shift_of(name))
+    ]
+    assert sorted(name for name, _ in crossings) == sorted(names)
+    assert max(Counter(n for _, n in crossings).values()) < 50

@@ -592,6 +592,22 @@ def test_the_history_holds_at_most_a_thousand_rows_of_a_schedule(database, store
     assert next_fire_at(database, "s") - newest.boundary == 61 * SECOND - timedelta(seconds=0) or newest.job_id is not None
 
 
+def test_pruning_keeps_up_with_many_schedules_that_stand_on_one_grid(database, store, monkeypatch):
+    """A hundred of them, with the sizes made smaller: each may have 60 rows, and a batch prunes at most 500."""
+    monkeypatch.setattr(ticks, "_KEPT", 10)
+    monkeypatch.setattr(ticks, "PRUNED_AT_ONCE", 100)
+    for n in range(100):
+        store.schedule(f"s{n}", "@every 10s", "q")
+    boundary = 1_800_000_000
+    instant = f"{boundary} * 1000000" if database.kind == "sqlite" else f"to_timestamp({boundary})"
+    database.sql(f"UPDATE alkstore_schedule SET next_fire_at = {instant}")
+    for n in range(130):
+        with store.begin() as connection:
+            assert len(store._ticks.fire_batch(connection, None, (boundary + 10 * n) * 1_000_000).ticks) == 100
+    rows = database.sql("SELECT count(*) FROM alkstore_fire GROUP BY schedule")
+    assert max(row[0] for row in rows) <= 60
+
+
 def test_the_history_is_kept_for_seven_days_but_for_the_newest_row(database, store):
     store.schedule("s", "@every 1h", "q")
     for _ in range(3):
