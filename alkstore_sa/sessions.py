@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, Self
 
@@ -82,46 +82,38 @@ class Sessions:
                         session.close()
 
     async def call_awaited(self, run: Run, front: list[Any], named: dict[str, Any]) -> None:
-        """Call an async handler, with a session if it takes one; raises `Overrun` once its timeout is over."""
-        if run.handler.timeout is None:
-            await self._call_async(run, front, named)
-            return
-        limit = asyncio.timeout(run.handler.timeout)
-        try:
-            async with limit:
-                await self._call_async(run, front, named)
-        except TimeoutError as error:
-            if limit.expired():
-                raise Overrun(run.handler.timeout) from error
-            raise
+        """Call an async handler, with a session if it takes one.
 
-    async def _call_async(self, run: Run, front: list[Any], named: dict[str, Any]) -> None:
+        Raises `Overrun` once its timeout is over, which begins when it has its place and SQLite's gate, as for a sync handler.
+        """
         if run.handler.session is None:
-            await run.handler.function(*front, **named)
+            await _in_time(run, run.handler.function(*front, **named))
             return
         if self._async_factory is None:
             raise InvalidOption("a handler with an AsyncSession needs async_engine=")
         async with self._async_places, self._through_gate_async():
             run.start()
-            session = self._async_factory()
-            with _Guard(run, session.sync_session, self._database) as guard:
-                try:
-                    await session.run_sync(lambda _session: guard.begin())
-                    with self._database.lent():
-                        await run.handler.function(*run.handler.with_session(front, session), **named)
-                    if not guard.committed:
-                        guard.by_worker = True
-                        await session.commit()
-                except BaseException as error:
-                    if guard.outlived(error):
-                        return
-                    with suppress(SQLAlchemyError):
-                        await session.rollback()
-                    guard.rolled_back()
-                    raise
-                finally:
-                    with suppress(SQLAlchemyError):
-                        await session.close()
+            await _in_time(run, self._call_async(run, self._async_factory(), front, named))
+
+    async def _call_async(self, run: Run, session: AsyncSession, front: list[Any], named: dict[str, Any]) -> None:
+        with _Guard(run, session.sync_session, self._database) as guard:
+            try:
+                await session.run_sync(lambda _session: guard.begin())
+                with self._database.lent():
+                    await run.handler.function(*run.handler.with_session(front, session), **named)
+                if not guard.committed:
+                    guard.by_worker = True
+                    await session.commit()
+            except BaseException as error:
+                if guard.outlived(error):
+                    return
+                with suppress(SQLAlchemyError):
+                    await session.rollback()
+                guard.rolled_back()
+                raise
+            finally:
+                with suppress(SQLAlchemyError):
+                    await session.close()
 
     @contextmanager
     def _through_gate(self) -> Iterator[None]:
@@ -229,6 +221,21 @@ class _Guard:
                 if cancel is not None and not inspect.iscoroutinefunction(cancel):
                     cancel(**arguments)
                     return
+
+
+async def _in_time(run: Run, work: Awaitable[object]) -> None:
+    """Await what a handler does; raises `Overrun`, after the rollback, once the handler's timeout is over."""
+    if run.handler.timeout is None:
+        await work
+        return
+    limit = asyncio.timeout(run.handler.timeout)
+    try:
+        async with limit:
+            await work
+    except TimeoutError as error:
+        if limit.expired():
+            raise Overrun(run.handler.timeout) from error
+        raise
 
 
 def refuse_awaitable(returned: object) -> None:
