@@ -43,6 +43,8 @@ class Lease:
         self.token: Final = held.token
         self.expires_at: datetime = term.expires_at
         self.lost: Final = threading.Event()
+        self._asked = ttl
+        self._releasing = False
         self._released = False
         self._until = _local_end(sent, ttl, term)
 
@@ -55,13 +57,21 @@ class Lease:
         return not self._released and not self.lost.is_set() and time.monotonic() < self._until
 
     def renew(self, ttl: Duration | None = None) -> bool:
-        """Put the end to `ttl` from now (default: that of the taking); False: it had lapsed or was taken over. One statement."""
-        return self._renewed(self._ttl if ttl is None else positive("ttl", ttl), None)
+        """Put the end to `ttl` from now (default: that of the taking); False: it had lapsed or was taken over. One statement.
+
+        Where the lease is kept alive, it is kept by the `ttl` that was asked for last.
+        """
+        self._asked = self._ttl if ttl is None else positive("ttl", ttl)
+        return self._renewed(self._asked, None)
 
     def release(self) -> bool:
         """Free the name; False: it had lapsed, was taken over or was released before. One statement."""
-        released = self._database.run_single(self._leases.release, self._held)
-        self._released = self._released or released
+        self._releasing = True  # beforehand: a renewal in another thread may find the name freed before the answer is here
+        try:
+            released = self._database.run_single(self._leases.release, self._held)
+            self._released = self._released or released
+        finally:
+            self._releasing = False
         if not self._released:
             self.lost.set()
         return released
@@ -78,21 +88,26 @@ class Lease:
         else:
             term = self._database.run_within(limit, self._leases.renew, self._held, length)
         if term is None:
-            self.lost.set()
+            if not self._releasing and not self._released:
+                self.lost.set()
             return False
         self.expires_at = term.expires_at
         self._until = _local_end(sent, length, term)
         return True
 
     def keep(self, stop: StopToken) -> None:
-        """Renew every third of the time to live until `stop` is cancelled or the lease is lost; blocks, so run it in a thread."""
-        third = self._ttl.total_seconds() / 3
-        pause = third
-        while not stop.wait(pause):
+        """Renew every third of the time to live until `stop` is cancelled or the lease is lost or released.
+
+        It blocks, so run it in a thread. A longer time that was asked for is kept, and looked after no less often.
+        """
+        pause = self._ttl.total_seconds() / 3
+        while not stop.wait(pause) and not self._released:
+            length = self._asked
+            third = min(length, self._ttl).total_seconds() / 3
             try:
-                if not self._renewed(self._ttl, third):
+                if not self._renewed(length, third):
                     return
-                pause = third
+                pause = third if self._asked == length else 0.0  # what was asked for meanwhile is not to be cut short
             except (SQLAlchemyError, AlkstoreError) as error:  # the lease stands until its time is over, whatever the reason
                 log.warning("lock %r could not be renewed: %s", self.name, type(error).__name__, extra={"lock": self.name})
                 pause = third / 4

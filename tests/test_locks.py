@@ -250,6 +250,43 @@ def test_a_body_may_release_early(store):
         assert store.try_lock("n")
 
 
+def test_a_body_may_release_early_though_its_lock_is_kept_alive(store):
+    with store.lock("n", 0.6, keep_alive=True) as lease:
+        assert lease.release()
+        time.sleep(0.5)
+        assert not any(thread.name == "alkstore-lock-n" for thread in threading.enumerate())
+        assert (lease.renew(), lease.held, lease.lost.is_set()) == (False, False, False)
+        with store.lock("n"):
+            pass
+
+
+def test_a_renewal_that_crosses_the_release_is_no_loss(store, monkeypatch):
+    """The keeper finds the name freed before the answer to the release is here."""
+    lease = store.try_lock("n")
+    run_single = store._database.run_single
+
+    def answered_late(verb, *arguments):
+        answer = run_single(verb, *arguments)
+        monkeypatch.undo()
+        assert not lease.renew()
+        return answer
+
+    monkeypatch.setattr(store._database, "run_single", answered_late)
+    assert lease.release()
+    assert not lease.lost.is_set()
+
+
+def test_keeping_alive_does_not_shorten_what_the_body_asked_for(store):
+    with store.lock("n", 1, keep_alive=True) as lease:
+        assert lease.renew(60)
+        asked = lease.expires_at
+        time.sleep(1)
+        assert store.locks()[0].expires_at >= asked
+        assert lease.renew(2)
+        time.sleep(2.5)
+        assert lease.held
+
+
 def test_the_thread_that_keeps_a_lock_alive_ends_with_the_body(store):
     with store.lock("n", 1, keep_alive=True):
         assert any(thread.name == "alkstore-lock-n" for thread in threading.enumerate())
