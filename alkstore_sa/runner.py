@@ -180,10 +180,11 @@ class Runner:
             LeadershipLost: another runner leads, or this one lost the lease.
         """
         patience = Patience(stop)
+        owner = unique_owner()  # of the whole call: a taking whose answer was lost is met again, as its own
         with self._bell.listening(SCHEDULER) as ear:
             while not stop.cancelled:
                 try:
-                    leadership = self._stood(unique_owner())
+                    leadership = self._stood(owner)
                 except (DBAPIError, PoolTimeout) as error:
                     patience.outlast(error)
                     continue

@@ -16,8 +16,10 @@ import servers
 from conftest import EVERY_DATABASE, server_urls
 from databases import TestDatabase, make_template
 from scheduling import SECOND, RunnerProcess, age, assert_once, jobs_of, leader_of, make_due, next_fire_at, wait_until
+from sqlalchemy.exc import OperationalError
 
 from alkstore_sa import LeadershipLost, StopToken, runner
+from alkstore_sa.leases import Leases
 
 LEADERSHIP = "__alkstore_scheduler"
 everywhere = pytest.mark.databases(*EVERY_DATABASE)
@@ -79,6 +81,27 @@ def test_a_second_runner_is_refused_at_the_start_and_fires_nothing(database, sto
         store.run_schedules(StopToken())
     assert database.count() == database.count("alkstore_fire") == 0
     assert [(lease.owner, lease.token) for lease in leads(store)] == [("another", 7)]
+
+
+def test_a_runner_whose_taking_worked_though_its_answer_was_lost_leads(database, store, monkeypatch):
+    take = Leases.take
+    lost = []
+
+    def answered_once_lost(leases, bind, *arguments):
+        taken = take(leases, bind, *arguments)
+        if not lost:
+            lost.append(taken[0])
+            bind.commit()
+            raise OperationalError("COMMIT", {}, ConnectionResetError("the connection is gone"))
+        return taken
+
+    monkeypatch.setattr(Leases, "take", answered_once_lost)
+    store.schedule("s", "@every 1s", "q")
+    with Loop(store.run_schedules) as loop:
+        wait_until(lambda: database.count() >= 2 or loop.ended)
+        assert loop.ended is None
+        assert [(lease.owner, lease.token) for lease in leads(store)] == [(lost[0].owner, lost[0].token)]
+    assert leads(store) == []
 
 
 def test_a_runner_that_is_stopped_before_it_starts_returns_and_leaves_no_trace(store):
