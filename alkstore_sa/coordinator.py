@@ -31,6 +31,7 @@ LONGEST_REST: Final = 3600.0
 TIMEOUT_LOOK: Final = 0.1
 GATE_WAIT: Final = 0.1
 UNWINDING_SECONDS: Final = 2.0
+LAST_TRIES: Final = 2
 
 
 @dataclass(slots=True)
@@ -79,6 +80,7 @@ class Coordinator:
         self._report = WorkerReport()
         self._finished: list[Run] = []  # done, and waiting for the ack to be committed
         self._finished_at: float | None = None
+        self._acks_apart = False  # the round that they went with failed: the next one claims nothing
         self._freed_at: float | None = None
         self._busy: Counter[str] = Counter()
         self._overrun = 0
@@ -137,7 +139,7 @@ class Coordinator:
             if run.overran:
                 self._overrun -= 1
                 if run.deferred:
-                    self._close_account(run, run.outcome or Outcome.DONE)
+                    self._close_account(run, run.outcome or Outcome.UNSETTLED)
                 self._team.bench.held.pop(run.key, None)
             elif run.abandoned and not run.awaits_ack and not run.job.settled:
                 pass  # broken off: it is given back when the worker leaves
@@ -184,25 +186,23 @@ class Coordinator:
                 gate.release()
 
     def _round(self, step: Round) -> None:
+        asks = () if self._acks_apart else step.asks
+        self._promote(asks)
         finished, self._finished, self._finished_at, self._freed_at = self._finished, [], None, None
         try:
-            if step.asks:
-                self._promote(step.asks)
-                claimed = self._team.rounds.round(step.asks, step.free, finished)
-                self._settle_acks(finished, claimed.acked)
-                finished = []
-                self._take_on(claimed)
-            else:
-                acked = self._team.rounds.flush(finished)
-                self._settle_acks(finished, acked)
-                finished = []
+            rounds = self._team.rounds
+            claimed = rounds.round(asks, step.free, finished) if asks else Claimed({}, {}, rounds.flush(finished))
+            self._take_on(claimed)
+            self._settle_acks(finished, claimed.acked)
         except BaseException:
-            if finished:  # not answered: they go again, by themselves where the round was joint
+            if finished:  # not answered: they go again, by themselves
+                self._acks_apart = True
                 for run in finished:
                     run.commit_sent = True
                 self._finished = [*finished, *self._finished]
                 self._finished_at = time.monotonic()
             raise
+        self._acks_apart = False
 
     def _promote(self, asks: Sequence[Ask]) -> None:
         for ask in asks:
@@ -324,7 +324,7 @@ class Coordinator:
             run.error = Overrun(run.handler.timeout or 0.0)
             conclude(run, tries=1)
             self._close_account(run, run.outcome or Outcome.RETRIED)
-        if self._overrun and self._overrun * 2 >= self._team.shift.slots and not self._report.worn_out:
+        if self._leave_at is None and self._overrun and self._overrun * 2 >= self._team.shift.slots:
             log.error("%s of %s slots are lost to handlers that overran their timeouts: leaving", self._overrun, self._team.shift.slots)
             self._report.worn_out = True
             self._begin_leaving()
@@ -350,11 +350,7 @@ class Coordinator:
     def _give_back(self, runs: Sequence[Run]) -> None:
         if not runs:
             return
-        try:
-            stood = self._team.rounds.give_back(runs, timedelta(0), lambda _run: None)
-        finally:
-            for run in runs:
-                self._team.bench.held.pop(run.key, None)
+        stood = self._team.rounds.give_back(runs, timedelta(0), lambda _run: None)
         for run in runs:
             self._close_account(run, Outcome.RELEASED if run.job.id in stood else Outcome.LOST)
 
@@ -375,9 +371,10 @@ class Coordinator:
         for run in left:
             log.warning("job %s is given back unfinished: its handler did not end in time", run.job.id, extra=run.fields)
         self._report.abandoned = len(going_on) + self._overrun
-        with self._outlasting(), self._gate_held() as held:
-            if held:
-                self._give_back([*unstarted, *left])
+        for _ in range(LAST_TRIES):
+            with self._outlasting(), self._gate_held() as held:
+                if held:
+                    self._give_back([run for run in (*unstarted, *left) if run.key in self._team.bench.held])
 
     def _settle_what_ends(self, running: Sequence[Run]) -> None:
         end = time.monotonic() + (UNWINDING_SECONDS if running else 0.0)

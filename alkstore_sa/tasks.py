@@ -253,6 +253,11 @@ class Tasks:
         raw = [handler for queue, handler in self._raw.items() if queue in served]
         return [*tasks, *raw, *(handler for name, handler in self._deliveries.items() if backing_queue(name) in served)]
 
+    def runs_async(self, queues: Iterable[str]) -> bool:
+        """Whether a job of these queues may be a coroutine function's: a task is found by its name, whichever queue its job lies in."""
+        tasks = [task.definition.handler for task in self._tasks.values()]
+        return any(handler.is_async for handler in (*tasks, *self.handlers_of(queues)))
+
     def known(self, queues: Iterable[str]) -> tuple[Sequence[str], Sequence[str]]:
         """Tell the names of tasks under which jobs can be run here, and for which of `queues` those of no task can be."""
         return sorted({*self._tasks, *self._aliases}), [queue for queue in queues if self.handler(queue, None) is not None]

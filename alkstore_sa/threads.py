@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from alkstore_sa.runs import Bench, Overrun, Run, conclude, note_settled
+from alkstore_sa.runs import SETTLING_TRIES, Bench, Overrun, Run, conclude, note_settled
 from alkstore_sa.sessions import Sessions, refuse_awaitable
 from alkstore_sa.tasks import Around
 
@@ -95,12 +95,12 @@ class ThreadCrew:
         except BaseException as error:  # noqa: BLE001 - a handler's SystemExit is its failure, not the worker's end
             run.error = error
         run.ended_at = time.monotonic()
-        if run.abandoned or (run.overran and not run.deferred):
-            return
         if run.deferred and run.handler.timeout is not None:
             run.error = Overrun(run.handler.timeout)
+        elif run.overran or (run.abandoned and run.error is not None):
+            return
         if run.error is not None:
-            conclude(run)
+            conclude(run, tries=1 if run.abandoned else SETTLING_TRIES)
         elif not run.job.settled:
             run.awaits_ack = True
         elif run.handler.session is None:

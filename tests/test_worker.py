@@ -85,6 +85,20 @@ def test_sync_and_async_handlers_run_with_their_arguments_and_their_jobs_are_gon
     assert report.outcomes == {Outcome.DONE: 2}
 
 
+@pytest.mark.databases("sqlite")
+def test_an_async_task_whose_job_lies_in_another_queue_runs_there(store, tasks):
+    ran = threading.Event()
+
+    @tasks.task(name="moved", queue="new")
+    async def moved() -> None:
+        ran.set()
+
+    store.stamped_queue("old", moved.definition.stamps, task="moved").enqueue({})
+    drained(store, tasks, 1, queues=["old"])
+
+    assert ran.is_set()
+
+
 def test_raw_jobs_and_deliveries_run_too(store, tasks):
     seen = []
 
@@ -905,6 +919,108 @@ def test_after_the_grace_async_handlers_are_cancelled_and_everything_is_given_ba
     assert [(job.state, job.attempts) for job in store.jobs()] == [("ready", 0)] * 2
     assert reports[0].abandoned == 1
     assert sum("given back unfinished" in record.message for record in caplog.records) == 2
+
+
+def test_a_handler_that_ends_well_while_the_worker_unwinds_is_acked(store, tasks):
+    started = threading.Event()
+
+    @tasks.task(name="t")
+    def slow() -> None:
+        started.set()
+        time.sleep(1)
+
+    slow.enqueue()
+    with working(store, tasks, grace=0.1) as reports:
+        assert started.wait(20)
+
+    assert (reports[0].done, reports[0].abandoned) == (1, 0)
+    assert not store.jobs()
+
+
+def test_a_timeout_while_the_worker_leaves_neither_prolongs_its_grace_nor_wears_it_out(store, tasks):
+    started, let_go = [], threading.Event()
+
+    @tasks.task(name="t", timeout=0.5, base_backoff=60)
+    def slow() -> None:
+        started.append(1)
+        let_go.wait(20)
+
+    slow.enqueue_many([slow.call()] * 2)
+    with working(store, tasks, concurrency=2, grace=3) as reports:
+        until(lambda: len(started) == 2)
+    let_go.set()
+
+    assert not reports[0].worn_out
+    assert reports[0].outcomes == {Outcome.RETRIED: 2}
+
+
+@pytest.mark.databases("sqlite")
+def test_a_session_handler_that_overran_and_ends_after_the_grace_is_retried(store, tasks):
+    started = threading.Event()
+
+    @tasks.task(name="t", timeout=0.3, base_backoff=60)
+    def slow(session: Session) -> None:
+        started.set()
+        time.sleep(1.5)
+
+    job_id = slow.enqueue()
+    with working(store, tasks, grace=0.5) as reports:
+        assert started.wait(20)
+
+    assert reports[0].outcomes == {Outcome.RETRIED: 1}
+    assert store.get_job(job_id).last_error.startswith("timeout")
+
+
+@pytest.mark.databases("postgresql-18")
+def test_what_cannot_be_given_back_at_first_is_given_back_by_another_try(database, store, tasks):
+    started, let_go = threading.Event(), threading.Event()
+
+    @tasks.task(name="t")
+    def slow() -> None:
+        started.set()
+        let_go.wait(20)
+
+    slow.enqueue()
+    failing_once(database, "OLD.state = 'claimed' AND NEW.state = 'ready'")
+    with working(store, tasks, grace=0.1):
+        assert started.wait(20)
+    let_go.set()
+
+    assert [(job.state, job.attempts) for job in store.jobs()] == [("ready", 0)]
+
+
+@pytest.mark.databases("postgresql-18")
+def test_acks_go_by_themselves_after_a_round_that_failed(database, store, tasks):
+    started, let_go = threading.Event(), threading.Event()
+
+    @tasks.task(name="good", queue="good")
+    def good() -> None:
+        started.set()
+        let_go.wait(20)
+
+    @tasks.task(name="bad", queue="bad")
+    def bad() -> None: ...
+
+    failing(database, "NEW.queue = 'bad' AND NEW.state = 'claimed'")
+    good.enqueue()
+    with working(store, tasks):
+        assert started.wait(20)
+        bad.enqueue()
+        let_go.set()
+        until(lambda: [job.queue for job in store.jobs()] == ["bad"])
+        database.sql("DROP TRIGGER refusing ON alkstore_job")
+        until(lambda: not store.jobs())
+
+
+def failing(database, condition, body="RAISE EXCEPTION 'refused'"):
+    """Let updates of jobs that meet a condition fail."""
+    database.sql(f"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body}; RETURN NEW; END $$")
+    database.sql(f"CREATE TRIGGER refusing BEFORE UPDATE ON alkstore_job FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION refuse()")
+
+
+def failing_once(database, condition):
+    database.sql("CREATE SEQUENCE refusals")  # it counts what is rolled back, too
+    failing(database, condition, "IF nextval('refusals') = 1 THEN RAISE EXCEPTION 'refused'; END IF")
 
 
 @pytest.mark.databases("sqlite")
