@@ -1,5 +1,6 @@
 """A worker as a process: an application found by name, signals, a scheduler beside it, exit codes."""
 
+import atexit
 import importlib
 import logging
 import os
@@ -7,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -22,6 +24,7 @@ log: Final = logging.getLogger("alkstore_sa.worker")
 
 WORN_OUT: Final = 1
 SCHEDULER_SECONDS: Final = 5.0
+JOINING_SECONDS: Final = 1.0
 
 
 def load_app(app: str) -> Tasks:
@@ -126,10 +129,32 @@ def _leave(worker: Worker, stop: StopToken, scheduler: _Scheduler | None, *, idl
         hanging += scheduler.thread.is_alive()
         code = code or int(scheduler.failed)
     if hanging:
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(code)
+        _exit(code)
+    _bound_the_exit(code)
     return code
+
+
+def _exit(code: int) -> None:
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _bound_the_exit(code: int) -> None:
+    """Let Python's end wait for threads for a moment only: one that a handler gave work with `asyncio.to_thread` may be at it for long."""
+    ending, joined = threading.Event(), threading.Event()
+    threading._register_atexit(ending.set)  # type: ignore[attr-defined] # noqa: SLF001 - run before Python joins threads, by nothing public
+    atexit.register(joined.set)  # run once it has joined them
+
+    def watch() -> None:
+        ending.wait()
+        if not joined.wait(JOINING_SECONDS):
+            log.warning("leaving without threads that handlers have started: they do not end")
+            _exit(code)
+
+    threading.Thread(target=watch, name="alkstore-exit", daemon=True).start()
 
 
 def _hear_signals(stop: StopToken) -> None:

@@ -192,6 +192,37 @@ def test_a_handler_that_outlasts_the_grace_is_given_back_and_the_process_ends(pr
     assert (app.store.get_job(job_id).state, app.store.get_job(job_id).attempts) == ("ready", 0)
 
 
+OFFLOADING_APP = """
+import asyncio, atexit, os, time
+from killed_app import mark, store
+from alkstore_sa import Tasks
+
+tasks = Tasks(store)
+atexit.register(mark, "atexit")
+
+@tasks.task(name="offload", queue="offload")
+async def offload() -> None:
+    await asyncio.to_thread(mark, "started")
+    await asyncio.to_thread(time.sleep, float(os.environ["LINGER"]))
+    mark("ended")
+"""
+
+
+@pytest.mark.databases("sqlite")  # what an executor's thread does to the end of a process has nothing to do with the database
+@pytest.mark.parametrize(("linger", "attempted", "marks"), [("30", ["offload"], ["started"]), ("0", [], ["started", "ended", "atexit"])])
+def test_a_thread_that_an_async_handler_gave_work_does_not_keep_the_process(processes, app, tmp_path, linger, attempted, marks):
+    (tmp_path / "offloading_app.py").write_text(OFFLOADING_APP)
+    app.store.stamped_queue("offload", app.note.definition.stamps, task="offload").enqueue({})
+    worker = processes.start("--queue", "offload", "--grace", "0.3", app="offloading_app:tasks", LINGER=linger)
+    until(lambda: marks[-2:][0] in processes.lines(), processes=processes)
+    until(lambda: [job.task for job in app.store.jobs()] == attempted, processes=processes)
+    worker.send_signal(signal.SIGTERM)
+
+    assert left(worker, processes, 8) == 0
+    assert processes.lines() == marks
+    assert [(job.task, job.state, job.attempts) for job in app.store.jobs()] == [(task, "ready", 0) for task in attempted]
+
+
 def test_restarts_by_sigterm_run_every_job_exactly_once(processes, app):
     ids = app.note.enqueue_many([app.note.call(n) for n in range(300)])
     ids += app.anote.enqueue_many([app.anote.call(n) for n in range(300, 600)])
