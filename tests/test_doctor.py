@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shutil
 import struct
 import subprocess
@@ -195,17 +196,43 @@ def test_a_claim_that_must_sort_is_told(database, store):
 # -- PostgreSQL -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.databases("postgresql-18")
-def test_a_long_transaction_is_told_with_its_pid_and_application(database, store):
-    holder = database.engine(connect_args={"application_name": "report"})
-    with holder.connect() as connection:
-        pid = connection.exec_driver_sql("SELECT pg_backend_pid(), count(*) FROM alkstore_job").first()[0]
+PINNING = {
+    "a snapshot": ("REPEATABLE READ", "SELECT count(*) FROM alkstore_job"),
+    "a write": ("READ COMMITTED", "INSERT INTO alkstore_pause (queue, paused_at) VALUES ('other', now())"),
+}
+
+
+@pytest.mark.databases("postgresql-18", "postgresql-15")
+@pytest.mark.parametrize("pinning", PINNING)
+def test_a_transaction_that_keeps_dead_rows_is_told_with_its_pid_and_application(database, store, pinning):
+    level, statement = PINNING[pinning]
+    holder = database.engine(connect_args={"application_name": "report"}, isolation_level=level)
+    looker = database.engine(connect_args={"application_name": "looker"}, isolation_level="REPEATABLE READ")
+    with looker.connect() as other, holder.connect() as connection:
+        if pinning == "a write":
+            other.exec_driver_sql("BEGIN")  # it is open for longer, and shows what the writer keeps as its own
+        pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+        connection.exec_driver_sql(statement)
+        other.exec_driver_sql("SELECT count(*) FROM alkstore_job")
         time.sleep(0.3)
         assert found(store, "horizon")[0][0] == "ok"
         level, finding, advice = found(store, "horizon", transaction=timedelta(seconds=0.2))[0]
         assert level in ("warning", "problem") and f"pid {pid} of report" in finding and f"pg_terminate_backend({pid})" in advice
+        assert re.search(r"whose last query began \d s ago$", finding)
         assert found(store, "horizon", transaction=timedelta(seconds=0.01))[0][0] == "problem"
-    with holder.connect() as connection:
+
+
+@pytest.mark.databases("postgresql-18")
+def test_a_transaction_that_read_and_idles_keeps_nothing(database, store):
+    with database.engine().connect() as connection:
+        connection.exec_driver_sql("SELECT count(*) FROM alkstore_job")
+        nothing = ("ok", "no session keeps dead rows from being cleaned up", "")
+        assert found(store, "horizon", transaction=timedelta(0)) == [nothing]
+
+
+@pytest.mark.databases("postgresql-18")
+def test_a_forgotten_prepared_transaction_is_told(database, store):
+    with database.engine().connect() as connection:
         connection.exec_driver_sql("BEGIN")
         connection.exec_driver_sql("CREATE TABLE held (id INTEGER)")
         connection.exec_driver_sql("PREPARE TRANSACTION 'forgotten'")
@@ -214,6 +241,36 @@ def test_a_long_transaction_is_told_with_its_pid_and_application(database, store
         finally:
             connection.rollback()
             database.sql("ROLLBACK PREPARED 'forgotten'")
+
+
+@contextlib.contextmanager
+def plain_role(database):
+    """The URL for a role that may use the tables, and no more."""
+    role = f"looker_{make_url(database.url).database[-12:]}"
+    database.sql(f"CREATE ROLE {role} LOGIN")
+    try:
+        database.sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}")
+        yield make_url(database.url).set(username=role)
+    finally:
+        database.sql(f"DROP OWNED BY {role}")
+        database.sql(f"DROP ROLE {role}")
+
+
+@pytest.mark.databases("postgresql-18", "postgresql-15")
+def test_a_role_that_does_not_see_the_sessions_of_others_is_told_so(database):
+    with plain_role(database) as url, Store(url) as store:
+        database.observer.dispose()
+        eventually(lambda: [level for level, *_ in found(store, "horizon")] == ["ok"])  # all that is here is its own
+        with database.engine(isolation_level="REPEATABLE READ").connect() as connection:
+            connection.exec_driver_sql("SELECT count(*) FROM alkstore_job")
+            [(level, finding, advice)] = found(store, "horizon", transaction=timedelta(0))
+            assert level == "warning" and finding.startswith("1 sessions of other roles do not show")
+            assert f"GRANT pg_read_all_stats TO {url.username} (or pg_monitor)" in advice
+            connection.exec_driver_sql(f"GRANT pg_read_all_stats TO {url.username}")
+            connection.commit()
+            connection.exec_driver_sql("SELECT count(*) FROM alkstore_job")
+            [(level, finding, _)] = found(store, "horizon", transaction=timedelta(0))
+            assert level == "problem" and "the oldest transaction that keeps dead rows" in finding
 
 
 class OtherDriver(PGDialect_psycopg):
@@ -269,20 +326,44 @@ def apart(own_server):
     made.drop()
 
 
-def feed_back_as_a_standby(database, slot):
-    """Stream as a standby with hot_standby_feedback until the slot holds the horizon, then go away."""
-    [(at,)] = database.sql("SELECT restart_lsn::text FROM pg_replication_slots WHERE slot_name = :slot", slot=slot)
-    [(xmin,)] = database.sql("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+@contextlib.contextmanager
+def standby(database, slot=None):
+    """Stream as a standby with hot_standby_feedback, whose oldest query is of now."""
+    [(at, xmin)] = database.sql("SELECT pg_current_wal_flush_lsn()::text, pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+    if slot is not None:
+        [(at,)] = database.sql("SELECT restart_lsn::text FROM pg_replication_slots WHERE slot_name = :slot", slot=slot)
     url = make_url(database.url)
-    wire = psycopg.pq.PGconn.connect(f"host={url.host} port={url.port} user={url.username} replication=true".encode())
+    told = f"host={url.host} port={url.port} user={url.username} replication=true application_name=behind"
+    wire = psycopg.pq.PGconn.connect(told.encode())
     try:
-        assert wire.exec_(f"START_REPLICATION SLOT {slot} PHYSICAL {at}".encode()).status == psycopg.pq.ExecStatus.COPY_BOTH
+        started = wire.exec_(f"START_REPLICATION {f'SLOT {slot} ' if slot else ''}PHYSICAL {at}".encode())
+        assert started.status == psycopg.pq.ExecStatus.COPY_BOTH
         wire.put_copy_data(b"h" + struct.pack(">qIIII", 0, xmin % 2**32, xmin >> 32, 0, 0))
         wire.flush()
+        pins = "SELECT 1 FROM pg_stat_replication WHERE backend_xmin IS NOT NULL"
         of_slot = "SELECT 1 FROM pg_replication_slots WHERE slot_name = :slot AND xmin IS NOT NULL"
-        eventually(lambda: database.sql(of_slot, slot=slot))
+        eventually(lambda: database.sql(of_slot, slot=slot) if slot else database.sql(pins))
+        yield
     finally:
         wire.finish()
+
+
+@pytest.mark.parametrize("slot", [None, "followed"])
+def test_a_standby_that_holds_many_transactions_back_is_told(apart, slot):
+    if slot is not None:
+        apart.sql("SELECT pg_create_physical_replication_slot(:slot, true)", slot=slot)
+    try:
+        with apart.store() as store, standby(apart, slot):
+            for _ in range(10):
+                store.enqueue("q", 1)
+            assert [level for level, *_ in found(store, "horizon")] == ["ok"]
+            (level, said, _) = found(store, "horizon", held_back=10)[-1]
+            what = "standby 'behind'" if slot is None else "the standby at replication slot 'followed'"
+            assert level == "warning" and said.startswith(f"{what} keeps the dead rows of the last 1")
+    finally:
+        if slot is not None:
+            eventually(lambda: not apart.sql("SELECT 1 FROM pg_replication_slots WHERE active"))
+            apart.sql("SELECT pg_drop_replication_slot(:slot)", slot=slot)
 
 
 def test_a_forgotten_replication_slot_that_holds_the_horizon_is_told(apart):
@@ -291,7 +372,8 @@ def test_a_forgotten_replication_slot_that_holds_the_horizon_is_told(apart):
         apart.sql("SELECT pg_create_physical_replication_slot('standby', true)")
         apart.sql("SELECT pg_create_logical_replication_slot('warehouse', 'pgoutput')")
         try:
-            feed_back_as_a_standby(apart, "standby")
+            with standby(apart, "standby"):
+                pass  # and away it went
             held = "replication slot 'standby' is not in use, and keeps dead rows from being cleaned up"
             kept = "replication slot 'warehouse' is not in use, and keeps WAL and the catalogs' dead rows"
             told = eventually(lambda: (now := found(store, "horizon")[1:]) and len(now) == 2 and now)
@@ -349,17 +431,10 @@ def test_a_claim_without_its_index_is_told(database, store):
 @pytest.mark.databases("postgresql-18")
 def test_a_role_that_may_not_look_is_told_and_the_rest_is_looked_at(database, store):
     database.sql("REVOKE SELECT ON pg_stat_activity FROM PUBLIC")
-    role = f"looker_{make_url(database.url).database[-12:]}"
-    database.sql(f"CREATE ROLE {role} LOGIN")
-    try:
-        database.sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}")
-        with Store(make_url(database.url).set(username=role)) as restricted:
-            told = verdicts(restricted)
-        assert [one.level for one in told if one.check == "check"] == ["warning"]
-        assert "workers" in [one.check for one in told]
-    finally:
-        database.sql(f"DROP OWNED BY {role}")
-        database.sql(f"DROP ROLE {role}")
+    with plain_role(database) as url, Store(url) as restricted:
+        told = verdicts(restricted)
+    assert [one.level for one in told if one.check == "check"] == ["warning"]
+    assert "workers" in [one.check for one in told]
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from alkstore_sa.doctor import general, postgresql, sqlite
+from alkstore_sa.doctor import general, horizon, postgresql, sqlite
 from alkstore_sa.doctor.verdicts import Level, Limits, Verdict
 from alkstore_sa.errors import SchemaMissing
 from alkstore_sa.store import Store
@@ -38,7 +38,7 @@ def _checks(store: Store, limits: Limits, *, whole_application: bool) -> list[Ca
     if store.engine.dialect.name == "postgresql":
         own = [
             lambda: postgresql.wakes(store),
-            lambda: postgresql.horizon(store, limits),
+            lambda: horizon.pins(store, limits),
             lambda: postgresql.vacuum(store),
             lambda: postgresql.claim_plan(store),
         ]

@@ -1,17 +1,16 @@
-"""Checks of PostgreSQL: wakes and poolers, what pins the horizon, vacuum, and the plan of a claim."""
+"""Checks of PostgreSQL: wakes and poolers, vacuum, and the plan of a claim; `horizon` has what keeps vacuum from its work."""
 
 import json
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
 
 import psycopg
 from psycopg import sql
-from sqlalchemy import Connection, String, and_, column, extract, func, or_, select, table
+from sqlalchemy import Connection, String, and_, column, func, select, table
 
 from alkstore_sa.doctor.plans import INDEX, explained
-from alkstore_sa.doctor.verdicts import Level, Limits, Verdict
+from alkstore_sa.doctor.verdicts import Level, Verdict
 from alkstore_sa.store import Store
 from alkstore_sa.tables import metadata
 
@@ -25,11 +24,6 @@ def _relation(name: str, *columns: str) -> Any:
     return table(name, *(column(one) for one in columns))
 
 
-_ACTIVITY: Final = _relation(
-    "pg_stat_activity", "pid", "datname", "application_name", "backend_type", "xact_start", "query_start", "backend_xmin", "backend_xid"
-)
-_PREPARED: Final = _relation("pg_prepared_xacts", "gid", "prepared", "database")
-_SLOTS: Final = _relation("pg_replication_slots", "slot_name", "xmin", "catalog_xmin", "active")
 _STATISTICS: Final = _relation(
     "pg_stat_user_tables", "relid", "relname", "schemaname", "n_live_tup", "n_dead_tup", "last_autovacuum", "last_vacuum"
 )
@@ -63,64 +57,6 @@ def _is_heard(driver: "psycopg.Connection[Any]", sender: Connection) -> bool:
     driver.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
     sender.execute(select(func.pg_notify(channel, "")))
     return any(notification.channel == channel for notification in driver.notifies(timeout=LISTEN_SECONDS, stop_after=1))
-
-
-def horizon(store: Store, limits: Limits) -> Iterator[Verdict]:
-    """Find what keeps the server from cleaning up after finished jobs: open and prepared transactions, forgotten slots."""
-    with store.begin(single=True) as bind:
-        oldest = bind.execute(_oldest_transaction()).mappings().first()
-        prepared = bind.execute(_oldest_prepared()).mappings().first()
-        slots = bind.execute(
-            select(_SLOTS.c.slot_name, _SLOTS.c.xmin.is_not(None))
-            .where(~_SLOTS.c.active, or_(_SLOTS.c.xmin.is_not(None), _SLOTS.c.catalog_xmin.is_not(None)))
-            .order_by(_SLOTS.c.slot_name)
-        ).all()
-    level, said = Level.OK, "no transaction is open for long"
-    if oldest is not None:
-        age = timedelta(seconds=float(oldest["age"]))
-        level = limits.level(age, limits.transaction)
-        said = (
-            f"the oldest transaction is open for {age.total_seconds():.0f} s: pid {oldest['pid']} of"
-            f" {oldest['application_name'] or 'an unnamed application'}, whose last query began {float(oldest['idle']):.0f} s ago"
-        )
-    advice = (
-        ""
-        if level is Level.OK or oldest is None
-        else f"While it is open no finished job is cleaned up: end it, by SELECT pg_terminate_backend({oldest['pid']}) at the worst."
-    )
-    yield Verdict("horizon", level, said, advice)
-    if prepared is not None and (age := timedelta(seconds=float(prepared["age"]))) >= limits.transaction:
-        said = f"prepared transaction {prepared['gid']!r} waits for {age.total_seconds():.0f} s"
-        yield Verdict("horizon", limits.level(age, limits.transaction), said, "COMMIT PREPARED or ROLLBACK PREPARED it.")
-    for name, is_of_rows in slots:  # a logical slot holds the catalogs' horizon alone
-        kept = "keeps dead rows from being cleaned up" if is_of_rows else "keeps WAL and the catalogs' dead rows"
-        said = f"replication slot {name!r} is not in use, and {kept}"
-        yield Verdict("horizon", Level.WARNING, said, f"Connect its consumer, or SELECT pg_drop_replication_slot({name!r}).")
-
-
-def _oldest_transaction() -> Any:
-    now = func.clock_timestamp()
-    return (
-        select(
-            _ACTIVITY.c.pid,
-            _ACTIVITY.c.application_name,
-            extract("epoch", now - _ACTIVITY.c.xact_start).label("age"),
-            extract("epoch", now - _ACTIVITY.c.query_start).label("idle"),
-        )
-        .where(
-            _ACTIVITY.c.pid != func.pg_backend_pid(),
-            _ACTIVITY.c.datname == func.current_database(),
-            _ACTIVITY.c.backend_type.in_(["client backend", "walsender"]),
-            _ACTIVITY.c.xact_start.is_not(None),
-        )
-        .order_by(_ACTIVITY.c.xact_start)
-        .limit(1)
-    )
-
-
-def _oldest_prepared() -> Any:
-    age = extract("epoch", func.clock_timestamp() - _PREPARED.c.prepared).label("age")
-    return select(_PREPARED.c.gid, age).where(_PREPARED.c.database == func.current_database()).order_by(_PREPARED.c.prepared).limit(1)
 
 
 def vacuum(store: Store) -> Iterator[Verdict]:

@@ -33,6 +33,7 @@ class Limits:
 
     transaction: timedelta = timedelta(minutes=5)
     waiting: timedelta = timedelta(minutes=5)
+    held_back: int = 1_000_000  # transactions: five minutes of a server that commits 3,000 a second
 
     @staticmethod
     def level(found: timedelta, limit: timedelta) -> Level:
