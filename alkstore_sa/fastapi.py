@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from copy import copy
 from typing import Any, Final, cast
 
 from alkstore_sa.aio import AsyncStore
@@ -25,6 +26,7 @@ log: Final = logging.getLogger(__name__)
 
 STATE: Final = "alkstore"
 CLOSING_SECONDS: Final = 5.0
+GRACE_SECONDS: Final = 2.0  # breaking handlers off takes up to two seconds more, and then their jobs are given back
 _LOOK_SECONDS: Final = 0.02
 
 
@@ -44,15 +46,16 @@ async def running(app: Starlette, store: AsyncStore, *, serve_schedules: bool = 
     """Give the application the store, and run beside it what is asked for; for the lifespan of an application that has one already.
 
     `serve_schedules`: stand by for the scheduler, of which one process of all leads. `worker`: run it in a daemon thread, for small
-    deployments; it has a blocking Store of its own. Leaving stops both, waits for at most 5 s, gives back what is held, and closes the
-    store. Starts nothing else, and handles no signals.
+    deployments; it has a blocking Store of its own, and its handlers have at most 2 s of its grace to end, so that it has time to give
+    back the jobs of the others. Leaving stops both, waits for at most 5 s, and closes the store. Starts nothing else,
+    and handles no signals.
     """
     setattr(app.state, STATE, store)
     stop = StopToken()
     schedules = asyncio.create_task(_serve(store, stop)) if serve_schedules else None
     thread = None
     if worker is not None:
-        thread = threading.Thread(target=_work, args=(worker, stop), name="alkstore-worker", daemon=True)
+        thread = threading.Thread(target=_work, args=(_hurried(worker), stop), name="alkstore-worker", daemon=True)
         thread.start()
     try:
         yield
@@ -81,6 +84,13 @@ async def _serve(store: AsyncStore, stop: StopToken) -> None:
         log.exception("the scheduler failed; other processes may serve the schedules")
 
 
+def _hurried(worker: Worker) -> Worker:
+    """Give the same worker with a grace that leaves it time to give back what it holds before the server ends."""
+    hurried = copy(worker)
+    hurried._grace = min(worker._grace, GRACE_SECONDS)  # type: ignore[misc]  # noqa: SLF001 - a copy that nobody has seen yet
+    return hurried
+
+
 def _work(worker: Worker, stop: StopToken) -> None:
     try:
         worker.run(stop)
@@ -97,4 +107,4 @@ async def _ended(schedules: "asyncio.Task[Any] | None", thread: threading.Thread
     while thread is not None and thread.is_alive() and loop.time() < end:  # noqa: ASYNC110 - a thread has no event to await
         await asyncio.sleep(_LOOK_SECONDS)
     if thread is not None and thread.is_alive():
-        log.warning("the worker still runs a job: its claim lapses, and another worker takes it")
+        log.warning("the worker has not ended in time: what it still holds lapses, and another worker takes it")
