@@ -158,9 +158,13 @@ def _bound_the_exit(code: int) -> None:
 
 
 def _hear_signals(stop: StopToken) -> None:
+    heard_before = False  # `stop` does not tell: a scheduler that failed cancels it too
+
     def heard(number: int, _frame: FrameType | None) -> None:
-        if stop.cancelled:
+        nonlocal heard_before
+        if heard_before:
             os._exit(128 + number)
+        heard_before = True
         stop.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):

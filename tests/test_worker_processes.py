@@ -192,6 +192,32 @@ def test_a_handler_that_outlasts_the_grace_is_given_back_and_the_process_ends(pr
     assert (app.store.get_job(job_id).state, app.store.get_job(job_id).attempts) == ("ready", 0)
 
 
+SCHEDULERLESS_APP = """
+import os, time
+from pathlib import Path
+from killed_app import mark, store, tasks
+
+def serve_schedules(stop):
+    while "slow started" not in Path(os.environ["MARKS"]).read_text():
+        time.sleep(0.05)
+    raise ValueError("no schedules today")
+
+store.serve_schedules = serve_schedules
+"""
+
+
+@pytest.mark.databases("sqlite")  # which signal is the first has nothing to do with the database
+def test_the_first_signal_gives_back_though_the_scheduler_has_failed_before(processes, app, tmp_path):
+    (tmp_path / "schedulerless_app.py").write_text(SCHEDULERLESS_APP)
+    app.slow.enqueue(60)
+    process = processes.start("--queue", "slow", "--grace", "2", app="schedulerless_app:tasks", command="run")
+    until(lambda: "no schedules today" in processes.said(process))
+    process.send_signal(signal.SIGTERM)
+
+    assert left(process, processes, 12) == 1
+    assert [(job.state, job.attempts) for job in app.store.jobs(queue="slow")] == [("ready", 0)]
+
+
 OFFLOADING_APP = """
 import asyncio, atexit, os, time
 from killed_app import mark, store
