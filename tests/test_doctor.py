@@ -136,6 +136,25 @@ def test_schedules_that_fail_lag_or_lie_ahead_are_told(database, store):
     assert level == "problem" and said == "schedule 'fine' cannot be fired: ValueError: no"
 
 
+def test_a_schedule_that_was_damaged_by_hand_is_told_by_its_name(database, store):
+    for name in ("broken", "emptied", "fine"):
+        store.schedule(name, "@every 1h", "q")
+    database.sql("UPDATE alkstore_schedule SET spec = '@hourly' WHERE name = 'broken'")
+    database.sql("UPDATE alkstore_schedule SET last_error = '' WHERE name = 'emptied'")
+    (level, said, advice), emptied = found(store, "schedules")
+    assert level == "problem" and said.startswith("schedule 'broken' is damaged: spec '@hourly'") and "Register it again" in advice
+    assert emptied[:2] == ("problem", "schedule 'emptied' cannot be fired: no error recorded")
+
+
+def test_a_check_that_fails_leaves_the_others_standing(database, store):
+    register(store, "w")
+    database.sql("UPDATE alkstore_worker SET queues = '{'")
+    code, out, err = said("doctor", ALKSTORE_URL=database.url)
+    assert (code, err) == (1, "")
+    assert [line.split()[:2] for line in out.splitlines()[-3:]] == [["problem", "check"], ["ok", "schedules"], ["problem", "check"]]
+    assert "the check of workers failed: JSONDecodeError: " in out
+
+
 def test_silent_workers_are_told(store):
     register(store, "w")
     assert found(store, "workers") == [("ok", "1 workers, all of them alive", "")]

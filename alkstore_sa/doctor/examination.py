@@ -1,6 +1,8 @@
 """The order of the checks, and what stops them: without a connection or the tables there is nothing more to look at."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
+from functools import partial
+from typing import TypeAlias
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -10,14 +12,15 @@ from alkstore_sa.doctor.verdicts import Level, Limits, Verdict
 from alkstore_sa.errors import SchemaMissing
 from alkstore_sa.store import Store
 
+Check: TypeAlias = partial[Iterator[Verdict]]
+
 
 def examine(store: Store, limits: Limits, *, whole_application: bool) -> list[Verdict]:
     """Look at everything; `whole_application`: the store's engine is the application's own, so that its set-up counts."""
     try:
         verdicts = [general.connection(store)]
     except (DBAPIError, PoolTimeout) as error:
-        said = (str(getattr(error, "orig", None) or error).strip() or type(error).__name__).splitlines()[0]
-        return [Verdict("connection", Level.PROBLEM, said, "Is the database up, and is this its URL?")]
+        return [Verdict("connection", Level.PROBLEM, _first_line(error), "Is the database up, and is this its URL?")]
     try:
         store.verify()
     except SchemaMissing as error:
@@ -33,28 +36,35 @@ def _advice(error: SchemaMissing) -> str:
     return f"Run {command}." if command else "Run `alkstore upgrade`."
 
 
-def _checks(store: Store, limits: Limits, *, whole_application: bool) -> list[Callable[[], Iterable[Verdict]]]:
-    own: list[Callable[[], Iterable[Verdict]]]
+def _checks(store: Store, limits: Limits, *, whole_application: bool) -> list[Check]:
+    own: list[Check]
     if store.engine.dialect.name == "postgresql":
         own = [
-            lambda: postgresql.wakes(store),
-            lambda: horizon.pins(store, limits),
-            lambda: postgresql.vacuum(store),
-            lambda: postgresql.claim_plan(store),
+            partial(postgresql.wakes, store),
+            partial(horizon.pins, store, limits),
+            partial(postgresql.vacuum, store),
+            partial(postgresql.claim_plan, store),
         ]
     else:
-        own = [lambda: sqlite.pragmas(store, whole_application=whole_application), lambda: sqlite.claim_plan(store)]
-    shared: list[Callable[[], Iterable[Verdict]]] = [
-        lambda: general.waiting(store, limits),
-        lambda: general.schedules(store),
-        lambda: general.workers(store),
-    ]
-    return [lambda: general.clock(store), *own, *shared]
+        own = [partial(sqlite.pragmas, store, whole_application=whole_application), partial(sqlite.claim_plan, store)]
+    shared: list[Check] = [partial(general.waiting, store, limits), partial(general.schedules, store), partial(general.workers, store)]
+    return [partial(general.clock, store), *own, *shared]
 
 
-def _guarded(check: Callable[[], Iterable[Verdict]]) -> list[Verdict]:
+def _guarded(check: Check) -> list[Verdict]:
+    """Make one check, and keep what it found before it failed."""
+    found: list[Verdict] = []
+    name = check.func.__name__.replace("_", " ")
     try:
-        return list(check())
+        found.extend(check())
     except (DBAPIError, PoolTimeout) as error:
-        said = (str(getattr(error, "orig", None) or error).strip() or type(error).__name__).splitlines()[0]
-        return [Verdict("check", Level.WARNING, f"a check could not be made: {said}", "Grant this role the right to look, or use another.")]
+        said = f"the check of {name} could not be made: {_first_line(error)}"
+        found.append(Verdict("check", Level.WARNING, said, "Grant this role the right to look, or use another."))
+    except Exception as error:  # noqa: BLE001 - rows that were changed by hand fail in any way, and the other checks still count
+        said = f"the check of {name} failed: {type(error).__name__}: {_first_line(error)}"
+        found.append(Verdict("check", Level.PROBLEM, said, "Mend the row that it stumbles over; if none is damaged, report it."))
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return (str(getattr(error, "orig", None) or error).strip() or type(error).__name__).splitlines()[0]

@@ -9,6 +9,7 @@ from sqlalchemy import func, select
 
 from alkstore_sa._cadence import parsed_interval
 from alkstore_sa.doctor.verdicts import Level, Limits, Verdict
+from alkstore_sa.errors import InvalidSpec
 from alkstore_sa.outbox import OUTBOX_PREFIX
 from alkstore_sa.store import Store
 
@@ -89,12 +90,15 @@ def schedules(store: Store) -> Iterator[Verdict]:
 
 def _of_schedule(one: Any, now: Any) -> Verdict | None:
     if one.last_error is not None:
-        said = f"schedule {one.name!r} cannot be fired: {one.last_error.splitlines()[0]}"
+        said = f"schedule {one.name!r} cannot be fired: {(one.last_error.splitlines() or ['no error recorded'])[0]}"
         return Verdict("schedules", Level.PROBLEM, said, "It is tried again by itself; mend what the error names.")
     if now - one.next_fire_at > OVERDUE:
         said = f"schedule {one.name!r} is {round((now - one.next_fire_at).total_seconds())} s overdue"
         return Verdict("schedules", Level.PROBLEM, said, "Nobody ticks: run `alkstore scheduler` (or `alkstore run`), best on two hosts.")
-    interval = timedelta(microseconds=parsed_interval(one.spec))
+    try:
+        interval = timedelta(microseconds=parsed_interval(one.spec))
+    except InvalidSpec as error:
+        return Verdict("schedules", Level.PROBLEM, f"schedule {one.name!r} is damaged: {error}", "Register it again, or unschedule it.")
     if one.next_fire_at - now > interval + OVERDUE:
         said = f"schedule {one.name!r} fires in {round((one.next_fire_at - now).total_seconds())} s, more than its interval"
         advice = "A clock was stepped; the scheduler puts it right when it takes the lead and once an hour, registering again does at once."
