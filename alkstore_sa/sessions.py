@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import QueuePool
 
 from alkstore_sa.engines import Database
@@ -48,12 +48,15 @@ class Sessions:
         self._database = database
         self._factory = factory
         self._async_factory = async_factory
-        self._places = threading.Semaphore(_most(database.engine, slots))
-        self._async_places = asyncio.Semaphore(slots if async_engine is None else _most(async_engine, slots))
-        if slots > (most := _most(database.engine, slots)) and in_use:
-            log.warning(
-                "at most %s of %s slots run handlers with a Session at once: the engine's pool has no more connections", most, slots
-            )
+        most = _most(_engine_of(factory) or database.engine, slots)
+        most_async = slots if async_engine is None else _most(async_engine, slots)
+        self._places = threading.Semaphore(most)
+        self._async_places = asyncio.Semaphore(most_async)
+        for kind, places in (("a Session", most), ("an AsyncSession", most_async)) if in_use else ():
+            if places < slots:
+                log.warning(
+                    "at most %s of %s slots run handlers with %s at once: its engine's pool has no more connections", places, slots, kind
+                )
 
     def call(self, run: Run, front: list[Any], named: dict[str, Any]) -> None:
         """Call a sync handler with a session, and commit it with the ack; an exception rolls it back and passes."""
@@ -243,6 +246,12 @@ def refuse_awaitable(returned: object) -> None:
     if returned is not None and inspect.isawaitable(returned):
         getattr(returned, "close", getattr(returned, "cancel", lambda: None))()
         raise TypeError("the handler returned an awaitable, which nobody awaits: make it an `async def`")
+
+
+def _engine_of(factory: Callable[[], Session]) -> Engine | None:
+    """Give the engine that a sessionmaker is bound to; what any other callable uses shows only in its sessions."""
+    bind = factory.kw.get("bind") if isinstance(factory, sessionmaker) else None
+    return bind if isinstance(bind, Engine) else None
 
 
 def _most(engine: Engine, slots: int) -> int:

@@ -82,7 +82,7 @@ class Worker:
         self._session_factory: Final = session_factory or tasks.session_factory or sessionmaker(store.engine)
         self._around: Final = around or tasks.around
         self._on_dead: Final = on_dead or tasks.on_dead
-        self._grace: Final = not_negative("grace", grace).total_seconds()
+        self._grace = not_negative("grace", grace).total_seconds()
         self._max_jobs: Final = None if max_jobs is None else whole("max_jobs", max_jobs, 1, MOST_JOBS)
         self.worker_id: Final = (
             f"{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(4)}" if worker_id is None else checked_name("worker", worker_id)

@@ -263,6 +263,41 @@ def test_steering_says_what_it_did(database, scene):
     assert run("purge", "--queue", "emails", "--older-than", "1h", "--yes") == "0 dead jobs are deleted\n"
 
 
+def test_jobs_are_listed_by_the_state_that_is_shown(database, store):
+    store.enqueue("q", 1)
+    store.enqueue("q", 2, delay=60)
+    for state, job_id in (("ready", 1), ("delayed", 2)):
+        ran = alkstore("jobs", "--state", state, "--json", ALKSTORE_URL=database.url)
+        assert [job["id"] for job in json.loads(ran.stdout)] == [job_id], ran.stderr
+
+
+@pytest.mark.databases("sqlite")
+@pytest.mark.parametrize("text", ["9" * 5_000, "[" * 60_000], ids=["digits", "nesting"])
+def test_json_that_python_cannot_read_is_one_sentence(database, text):
+    ran = alkstore("enqueue", "q", text, ALKSTORE_URL=database.url)
+    assert (ran.returncode, ran.stderr.count("\n")) == (1, 1)
+    assert "cannot be read" in ran.stderr
+
+
+@pytest.mark.databases("sqlite")
+def test_the_codec_of_the_app_holds_for_a_url_too_and_its_schema_is_its_own(database, store, tmp_path, monkeypatch):
+    (tmp_path / "coded_app.py").write_text(
+        "import os, alkstore_sa, json\n"
+        "class Coded:\n"
+        "    def encode(self, payload): return 'X' + json.dumps(payload)\n"
+        "    def decode(self, text): return json.loads(text[1:])\n"
+        "tasks = alkstore_sa.Tasks(alkstore_sa.Store(os.environ['APP_URL'], codec=Coded()))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    app = {"ALKSTORE_APP": "coded_app:tasks", "APP_URL": database.url, "PYTHONPATH": str(tmp_path)}
+    assert alkstore("enqueue", "q", "1", "--new-queue", ALKSTORE_URL=database.url, **app).returncode == 0
+    assert database.sql("SELECT payload FROM alkstore_job") == [("X1",)]
+
+    ran = alkstore("jobs", "--schema", "nowhere", **app)
+    assert ran.returncode == 2
+    assert "another schema" in ran.stderr
+
+
 def test_a_raw_job_or_a_task_is_enqueued(database, store, tmp_path, monkeypatch):
     module = f"app_on_{database.kind}"  # it is imported here, too
     (tmp_path / f"{module}.py").write_text(APP)

@@ -120,6 +120,28 @@ def test_due_jobs_that_wait_are_told_with_their_likely_cause(database, store):
     assert [level for level, *_ in found(store, "queues", waiting=timedelta(days=1))] == ["ok"]
 
 
+def test_due_jobs_that_no_live_worker_serves_are_told_after_a_minute(store):
+    store.enqueue("q", 1)
+    register(store, "elsewhere", queues=["other"])
+    advance(store, 55)
+    assert [level for level, *_ in found(store, "queues")] == ["ok"]
+    advance(store, 6)
+    [(level, said, advice)] = found(store, "queues")
+    assert level == "warning" and said.startswith("the oldest of 1 due jobs of queue 'q' has waited 6") and "No live worker" in advice
+    assert [level for level, *_ in found(store, "queues", waiting=timedelta(minutes=10))] == ["ok"]
+    register(store, "w", queues=["q"])
+    assert [level for level, *_ in found(store, "queues")] == ["ok"]
+
+
+def test_a_queue_that_was_left_paused_is_told_after_a_day(store):
+    store.pause_queue("q")
+    advance(store, timedelta(hours=23))
+    assert [level for level, *_ in found(store, "queues")] == ["ok"]
+    advance(store, timedelta(hours=1))
+    [(level, said, advice)] = found(store, "queues")
+    assert level == "warning" and said.startswith("queue 'q' is paused since 2") and "`alkstore resume q`" in advice
+
+
 def test_schedules_that_fail_lag_or_lie_ahead_are_told(database, store):
     for name in ("ahead", "fine", "paused"):
         store.schedule(name, "@every 1h", "q")

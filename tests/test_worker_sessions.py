@@ -5,10 +5,12 @@ import asyncio
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from alkstore_sa import StopToken, Tasks, Worker, prepare_sqlite
 from alkstore_sa.runs import Outcome
+from alkstore_sa.sessions import Sessions
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -32,21 +34,43 @@ def async_engine(database, **options):
     return create_async_engine(database.url, **{"poolclass": NullPool, **options})
 
 
+@pytest.mark.databases("postgresql-18")  # on SQLite one runs at a time anyhow
+def test_no_more_handlers_run_at_once_than_the_pool_of_their_sessionmaker_gives_connections(database, store, tasks, caplog):
+    @tasks.task(name="t", max_attempts=1)
+    def fn(session: Session) -> None:
+        session.execute(text("SELECT pg_sleep(0.2)"))
+
+    fn.enqueue_many([fn.call()] * 5)
+    small = database.engine(pool_size=1, max_overflow=0, pool_timeout=0.3)
+    report = drained(store, tasks, 5, session_factory=sessionmaker(small))
+
+    assert report.outcomes == {Outcome.DONE: 5}
+    assert "at most 1 of 5 slots run handlers with a Session at once" in caplog.text
+
+
+@pytest.mark.databases("postgresql-18")
+def test_a_pool_of_the_async_engine_that_is_smaller_than_the_slots_is_said(database, store, caplog):
+    engine = async_engine(database, poolclass=None, pool_size=2, max_overflow=1)
+    Sessions(store.parts.database, 4, sessionmaker(store.engine), None, engine.sync_engine, in_use=True)
+
+    assert "at most 3 of 4 slots run handlers with an AsyncSession at once" in caplog.text
+
+
+@pytest.mark.databases("sqlite")
 def test_an_async_handlers_time_begins_when_it_has_its_place(database, store, tasks):
-    """SQLite's gate lets one through at a time, and so does a pool of one connection."""
+    """SQLite's gate lets one through at a time."""
     ran = []
 
-    @tasks.task(name="t", timeout=0.6, max_attempts=1)
+    @tasks.task(name="t", timeout=1.5, max_attempts=1)
     async def fn(session: AsyncSession, n: int) -> None:
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.3)
         ran.append(n)
 
-    fn.enqueue_many([fn.call(n) for n in range(6)])
-    options = {} if database.kind == "sqlite" else {"poolclass": None, "pool_size": 1, "max_overflow": 0}
-    report = drained(store, tasks, 6, async_engine=async_engine(database, **options))
+    fn.enqueue_many([fn.call(n) for n in range(8)])
+    report = drained(store, tasks, 8, async_engine=async_engine(database))
 
-    assert report.outcomes == {Outcome.DONE: 6}
-    assert sorted(ran) == list(range(6))
+    assert report.outcomes == {Outcome.DONE: 8}
+    assert sorted(ran) == list(range(8))
 
 
 def test_an_async_handler_that_overruns_is_rolled_back_before_its_job_is_settled(database, store, tasks):

@@ -18,7 +18,13 @@ _STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bo
 @main.command(epilog="Keys of --json: level (the worst), verdicts (a list of objects with check, level, finding, advice).")
 @on_store
 @click.option("--max-transaction", type=DURATION, default="5m", show_default=True, help="Warn of transactions that keep dead rows longer.")
-@click.option("--max-wait", type=DURATION, default="5m", show_default=True, help="Warn of due jobs that have waited for longer.")
+@click.option(
+    "--max-wait",
+    type=DURATION,
+    default="5m",
+    show_default=True,
+    help="Warn of due jobs that have waited for longer; a fifth of it where no live worker serves them.",
+)
 @click.option("--after-restore", is_flag=True, help="A backup was restored: raise the ids of new jobs by 1,000,000 first.")
 @as_json
 def doctor(target: Target, *, max_transaction: timedelta, max_wait: timedelta, after_restore: bool, as_json: bool) -> None:

@@ -51,9 +51,12 @@ def on_store(function: Callable[..., Any]) -> Callable[..., Any]:
 def _opened(url: str | None, schema: str | None, app: str | None) -> Iterator[Target]:
     tasks = _loaded(app) if app is not None else None
     if url is not None:
-        with opened(url, schema, existing=True) as engine, Store(engine, schema=schema, wake=True) as store:
+        codec = None if tasks is None or tasks.store is None else tasks.store.parts.jobs.codec
+        with opened(url, schema, existing=True) as engine, Store(engine, schema=schema, wake=True, codec=codec) as store:
             yield Target(store, tasks)
     elif tasks is not None and tasks.store is not None:
+        if schema is not None and schema != tasks.store.parts.database.schema:
+            raise click.UsageError("the store of --app is in another schema: leave --schema out, or give --url too")
         try:
             yield Target(tasks.store, tasks)
         finally:

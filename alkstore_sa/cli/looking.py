@@ -71,7 +71,7 @@ def queues(target: Target, *, as_json: bool) -> None:
 @main.command(epilog=JOB_KEYS)
 @on_store
 @of_queue
-@click.option("--state", type=click.Choice(list(JobState)), help="Only jobs in this state.")
+@click.option("--state", type=click.Choice([str(state) for state in JobState]), help="Only jobs in this state.")
 @click.option("--task", help="Only jobs of this task.")
 @limited
 @click.option("--after", type=int, help="Start after this id, for the next page.")

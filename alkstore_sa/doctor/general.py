@@ -1,8 +1,8 @@
 """Checks of every database: connection, clocks, and what the store's own tables say."""
 
 import time
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import func, select
@@ -11,10 +11,13 @@ from alkstore_sa._cadence import parsed_interval
 from alkstore_sa.doctor.verdicts import Level, Limits, Verdict
 from alkstore_sa.errors import InvalidSpec
 from alkstore_sa.outbox import OUTBOX_PREFIX
+from alkstore_sa.records import QueueStats
 from alkstore_sa.store import Store
 
 SKEW: Final = timedelta(seconds=2)
 OVERDUE: Final = timedelta(minutes=1)
+UNSERVED_FACTOR: Final = 5  # jobs that no live worker serves are worth a warning so much earlier: after a minute, instead of five
+LEFT_PAUSED: Final = timedelta(days=1)
 OLDEST_SERVER: Final = 15  # the oldest that the library is tested on
 
 
@@ -51,26 +54,49 @@ def clock(store: Store) -> Iterator[Verdict]:
 
 
 def waiting(store: Store, limits: Limits) -> Iterator[Verdict]:
-    """Look how long the oldest due job of each queue has waited."""
+    """Look how long the oldest due job of each queue has waited, whether anybody serves it, and what was left paused."""
     paused = store.paused_queues()
     alive = [worker for worker in store.workers() if worker.alive]
     found = False
     for stats in store.queues():
-        level = Level.OK if stats.oldest_due_age is None else limits.level(stats.oldest_due_age, limits.waiting)
-        if level is Level.OK or stats.oldest_due_age is None:
-            continue
+        served = any(stats.name in worker.queues for worker in alive)
+        verdict = _of_queue(stats, limits, paused=stats.name in paused, served=served)
+        if verdict is not None:
+            found = True
+            yield verdict
+    for verdict in _left_paused(store, paused):
         found = True
-        name = _shown(stats.name)
-        if stats.name in paused:
-            advice = f"It is paused: `alkstore resume {name}` lets workers claim again."
-        elif not any(stats.name in worker.queues for worker in alive):
-            advice = "No live worker is registered for it: start one, or see whether the loop that claims by hand runs."
-        else:
-            advice = "Its workers do not keep up: look at `alkstore workers` and `alkstore job ID`, and add slots or processes."
-        seconds = round(stats.oldest_due_age.total_seconds())
-        yield Verdict("queues", level, f"the oldest of {stats.ready} due jobs of queue {name!r} has waited {seconds} s", advice)
+        yield verdict
     if not found:
         yield Verdict("queues", Level.OK, f"no due job has waited for {round(limits.waiting.total_seconds())} s")
+
+
+def _of_queue(stats: QueueStats, limits: Limits, *, paused: bool, served: bool) -> Verdict | None:
+    if stats.oldest_due_age is None:
+        return None
+    level = limits.level(stats.oldest_due_age, limits.waiting)
+    if level is Level.OK and not (paused or served) and stats.oldest_due_age * UNSERVED_FACTOR >= limits.waiting:
+        level = Level.WARNING
+    if level is Level.OK:
+        return None
+    name = _shown(stats.name)
+    if paused:
+        advice = f"It is paused: `alkstore resume {name}` lets workers claim again."
+    elif not served:
+        advice = "No live worker is registered for it: start one, or see whether the loop that claims by hand runs."
+    else:
+        advice = "Its workers do not keep up: look at `alkstore workers` and `alkstore job ID`, and add slots or processes."
+    seconds = round(stats.oldest_due_age.total_seconds())
+    return Verdict("queues", level, f"the oldest of {stats.ready} due jobs of queue {name!r} has waited {seconds} s", advice)
+
+
+def _left_paused(store: Store, paused: Mapping[str, datetime]) -> Iterator[Verdict]:
+    now = store.parts.database.run_single(store.parts.jobs.now)
+    for queue, since in sorted(paused.items()):
+        if now - since >= LEFT_PAUSED:
+            name = _shown(queue)
+            said = f"queue {name!r} is paused since {since:%Y-%m-%d %H:%M:%S}Z"
+            yield Verdict("queues", Level.WARNING, said, f"If it was forgotten: `alkstore resume {name}` lets workers claim again.")
 
 
 def schedules(store: Store) -> Iterator[Verdict]:
