@@ -78,6 +78,8 @@ COMMANDS = {
     "doctor": ["doctor"],
     "schedules": ["schedules"],
     "schedules history": ["schedules", "history", "nightly"],
+    "schedules pause": ["schedules", "pause", "nightly"],
+    "schedules resume": ["schedules", "resume", "nightly"],
     "locks": ["locks"],
 }
 
@@ -367,6 +369,8 @@ def test_errors_are_one_sentence_and_a_code(database, scene, tmp_path, monkeypat
     for command in (
         ["queues"],
         ["replay", "--url", database.url],
+        ["replay", "4", "--queue", "emails", "--url", database.url],
+        ["schedules", "--json", "history", "nightly", "--url", database.url],
         ["purge", "--older-than", "1", "--url", database.url],
         ["purge", "--queue", "q", "--older-than", "soon"],
     ):

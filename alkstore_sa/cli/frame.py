@@ -155,6 +155,14 @@ def confirm(question: str, *, sure: bool) -> None:
     click.confirm(question, abort=True)
 
 
+def say(sentence: str, fields: dict[str, Any], *, as_json: bool) -> None:
+    """Say what was done, in a sentence or by its fields."""
+    if as_json:
+        show_json(fields)
+    else:
+        click.echo(sentence)
+
+
 class DurationType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
     """A length of time: a number of seconds, or one with a unit of s, m, h, d."""
 

@@ -2,7 +2,7 @@
 
 import click
 
-from alkstore_sa.cli.frame import Target, as_json, on_store, show_found
+from alkstore_sa.cli.frame import Target, as_json, on_store, say, show_found
 from alkstore_sa.cli.looking import limited
 from alkstore_sa.cli.root import main, store_options
 from alkstore_sa.cli.shape import Column, ago, number
@@ -20,6 +20,8 @@ def schedules(ctx: click.Context, url: str | None, schema: str | None, app: str 
     """List the schedules; with a subcommand, look at one or steer it."""
     given = {"url": url, "schema": schema, "app": app}
     if ctx.invoked_subcommand is not None:
+        if as_json:
+            raise click.UsageError(f"say it behind the subcommand: schedules {ctx.invoked_subcommand} … --json")
         ctx.obj = given  # for a subcommand that is not told otherwise behind its own name
         return
     _list(**given, as_json=as_json)
@@ -56,21 +58,23 @@ def history(target: Target, name: str, *, limit: int, as_json: bool) -> None:
     show_found(target, found, columns, empty=f"nothing is recorded of schedule {name!r}", as_json=as_json)
 
 
-@schedules.command()
+@schedules.command(epilog="Keys of --json: schedule, paused.")
 @on_store
 @click.argument("name")
-def pause(target: Target, name: str) -> None:
+@as_json
+def pause(target: Target, name: str, *, as_json: bool) -> None:
     """Stop a schedule from firing until it is resumed."""
     if not target.store.pause_schedule(name):
         raise click.ClickException(f"there is no schedule {name!r}")
-    click.echo(f"schedule {name!r} is paused")
+    say(f"schedule {name!r} is paused", {"schedule": name, "paused": True}, as_json=as_json)
 
 
-@schedules.command()
+@schedules.command(epilog="Keys of --json: schedule, paused.")
 @on_store
 @click.argument("name")
-def resume(target: Target, name: str) -> None:
+@as_json
+def resume(target: Target, name: str, *, as_json: bool) -> None:
     """Let a paused schedule fire again, from the first boundary after now on."""
     if not target.store.resume_schedule(name):
         raise click.ClickException(f"there is no schedule {name!r}")
-    click.echo(f"schedule {name!r} fires again")
+    say(f"schedule {name!r} fires again", {"schedule": name, "paused": False}, as_json=as_json)

@@ -8,9 +8,21 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
-from alkstore_sa.cli.frame import DURATION, Target, as_json, confirm, handle, of_queue, on_store, queue_argument, required, shown_queue, yes
+from alkstore_sa.cli.frame import (
+    DURATION,
+    Target,
+    as_json,
+    confirm,
+    handle,
+    of_queue,
+    on_store,
+    queue_argument,
+    required,
+    say,
+    shown_queue,
+    yes,
+)
 from alkstore_sa.cli.root import main
-from alkstore_sa.cli.shape import show_json
 from alkstore_sa.errors import InvalidPayload
 from alkstore_sa.handles import MOST_ROWS
 from alkstore_sa.records import JobState
@@ -28,6 +40,8 @@ def replay(target: Target, job_id: int | None, *, everything: bool, queue: str |
     """Bring dead jobs back: ready at once, no attempt used, no expiry; --all asks first."""
     if (job_id is None) is not everything:
         raise click.UsageError("say which: an ID, or --all with --queue or --outbox")
+    if job_id is not None and (queue is not None or limit is not None):
+        raise click.UsageError("--queue, --outbox and --limit go with --all; an ID is enough by itself")
     if job_id is None:
         name = required(queue)
         confirm(f"This brings the dead jobs of {shown_queue(name)} back.", sure=yes)
@@ -37,7 +51,7 @@ def replay(target: Target, job_id: int | None, *, everything: bool, queue: str |
         if job is None or job.state is not JobState.DEAD or not handle(target.store, job.queue).replay(job_id):
             raise click.ClickException(f"job {job_id} is not among the dead")
         replayed = 1
-    _say(f"{replayed} jobs are back" if everything else f"job {job_id} is back", {"replayed": replayed}, as_json=as_json)
+    say(f"{replayed} jobs are back" if everything else f"job {job_id} is back", {"replayed": replayed}, as_json=as_json)
 
 
 @main.command(epilog="Keys of --json: cancelled.")
@@ -50,7 +64,7 @@ def cancel(target: Target, job_id: int, *, yes: bool, as_json: bool) -> None:
     confirm(f"This removes job {job_id} for good.", sure=yes)
     if not target.store.cancel(job_id):
         raise click.ClickException(f"there is no live job {job_id}")
-    _say(f"job {job_id} is removed", {"cancelled": job_id}, as_json=as_json)
+    say(f"job {job_id} is removed", {"cancelled": job_id}, as_json=as_json)
 
 
 @main.command(epilog="Keys of --json: purged.")
@@ -64,7 +78,7 @@ def purge(target: Target, *, queue: str | None, older_than: timedelta, yes: bool
     name = required(queue)
     confirm(f"This deletes the dead jobs of {shown_queue(name)} that are at least that old, for good.", sure=yes)
     purged = handle(target.store, name).purge_dead(older_than=older_than)
-    _say(f"{purged} dead jobs are deleted", {"purged": purged}, as_json=as_json)
+    say(f"{purged} dead jobs are deleted", {"purged": purged}, as_json=as_json)
 
 
 @main.command(epilog="Keys of --json: id.")
@@ -92,7 +106,7 @@ def enqueue(target: Target, name: str, text: str, *, delay: timedelta | None, pr
                 f"{name!r} is no task that is known here, and no queue with jobs or workers; a new queue: --new-queue"
             )
         job_id = target.store.enqueue(name, payload, **options)
-    _say(f"job {job_id} is enqueued", {"id": job_id}, as_json=as_json)
+    say(f"job {job_id} is enqueued", {"id": job_id}, as_json=as_json)
 
 
 def _parsed(text: str) -> Any:
@@ -123,7 +137,7 @@ def pause(target: Target, *, queue: str, as_json: bool) -> None:
     Loops that claim by hand (`Queue.claim`, `Outbox.run`) do not look.
     """
     changed = target.store.parts.database.run_single(target.store.parts.workers.pause, queue)
-    _say(
+    say(
         f"queue {shown_queue(queue)} {'is paused now' if changed else 'was paused already'}",
         {"queue": queue, "paused": True, "changed": changed},
         as_json=as_json,
@@ -137,7 +151,7 @@ def pause(target: Target, *, queue: str, as_json: bool) -> None:
 def resume(target: Target, *, queue: str, as_json: bool) -> None:
     """Let workers claim from a paused queue again, within 5 s."""
     changed = target.store.parts.database.run_single(target.store.parts.workers.resume, queue)
-    _say(
+    say(
         f"queue {shown_queue(queue)} {'is resumed now' if changed else 'was not paused'}",
         {"queue": queue, "paused": False, "changed": changed},
         as_json=as_json,
@@ -156,7 +170,7 @@ def ping(target: Target, *, worker_id: str | None, host: str | None, as_json: bo
     name = host or socket.gethostname()[:255]
     alive = [one.id for one in target.store.workers() if one.alive and (one.id == worker_id if host is None else one.host == name)]
     what = f"worker {worker_id}" if host is None else f"a worker on {name}"
-    _say(f"{what} is alive" if alive else f"{what} was not seen within 12 s", {"alive": bool(alive), "workers": alive}, as_json=as_json)
+    say(f"{what} is alive" if alive else f"{what} was not seen within 12 s", {"alive": bool(alive), "workers": alive}, as_json=as_json)
     click.get_current_context().exit(0 if alive else 1)
 
 
@@ -168,10 +182,3 @@ def completion(shell: str) -> None:
     if found is None:
         raise click.ClickException(f"there is no completion for {shell}")
     click.echo(found(main, {}, "alkstore", "_ALKSTORE_COMPLETE").source())
-
-
-def _say(sentence: str, fields: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        show_json(fields)
-    else:
-        click.echo(sentence)

@@ -1,6 +1,6 @@
 """Assertions on what was enqueued, with a difference that can be read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from alkstore_sa.records import Job
@@ -8,7 +8,7 @@ from alkstore_sa.seam import Tx
 from alkstore_sa.store import Store
 from alkstore_sa.task import Task
 
-LOOKED_AT: Final = 1_000
+PAGE: Final = 1_000
 SHOWN: Final = 5
 
 
@@ -27,17 +27,27 @@ def assert_enqueued(session_or_store: Store | Tx, task: Task[..., Any], /, **kwa
     if unknown := kwargs.keys() - arguments.keys():
         raise TypeError(f"task {task.name!r} has no parameter {', '.join(sorted(unknown))}")
     expected = {name: arguments[name].stored(name, value) for name, value in kwargs.items()}
-    found = _jobs(session_or_store, task)
-    for job in found:
-        if not _differences(job, expected):
+    nearest: list[tuple[Job, list[str]]] = []
+    count = 0
+    for count, job in enumerate(_jobs(session_or_store, task), start=1):  # noqa: B007 - how many there were
+        told = _differences(job, expected)
+        if not told:
             return job
-    raise AssertionError(_report(task, expected, found))
+        nearest = sorted([*nearest, (job, told)], key=lambda one: len(one[1]))[:SHOWN]
+    raise AssertionError(_report(task, expected, nearest, count))
 
 
-def _jobs(session_or_store: Store | Tx, task: Task[..., Any]) -> Sequence[Job]:
+def _jobs(session_or_store: Store | Tx, task: Task[..., Any]) -> Iterator[Job]:
+    after = None
+    while page := _page(session_or_store, task, after):
+        yield from page
+        after = page[-1].id
+
+
+def _page(session_or_store: Store | Tx, task: Task[..., Any], after: int | None) -> Sequence[Job]:
     if isinstance(session_or_store, Store):
-        return session_or_store.jobs(task=task.name, limit=LOOKED_AT)
-    return task.store.parts.jobs.page(session_or_store, None, None, task.name, LOOKED_AT, None)
+        return session_or_store.jobs(task=task.name, limit=PAGE, after=after)
+    return task.store.parts.jobs.page(session_or_store, None, None, task.name, PAGE, after)
 
 
 def _differences(job: Job, expected: dict[str, Any]) -> list[str]:
@@ -54,13 +64,12 @@ def _differences(job: Job, expected: dict[str, Any]) -> list[str]:
     return told
 
 
-def _report(task: Task[..., Any], expected: dict[str, Any], found: Sequence[Job]) -> str:
+def _report(task: Task[..., Any], expected: dict[str, Any], nearest: Sequence[tuple[Job, list[str]]], count: int) -> str:
     asked = ", ".join(f"{name}={value!r}" for name, value in expected.items()) or "any arguments"
     lines = [f"no job of task {task.name!r} with {asked}"]
-    if not found:
+    if not nearest:
         lines.append("  there is no job of this task at all (jobs that ran to their end are gone)")
-    nearest = sorted(found, key=lambda one: len(_differences(one, expected)))[:SHOWN]
-    lines += [f"  job {job.id} ({job.state}): {'; '.join(_differences(job, expected))}" for job in nearest]
-    if len(found) > SHOWN:
-        lines.append(f"  and {len(found) - SHOWN} more")
+    lines += [f"  job {job.id} ({job.state}): {'; '.join(told)}" for job, told in nearest]
+    if count > len(nearest):
+        lines.append(f"  and {count - len(nearest)} more")
     return "\n".join(lines)
