@@ -335,6 +335,20 @@ def test_what_was_enqueued_is_found_stored_or_pending(store, database, tasks):
         assert_enqueued(store, mail, oder=1)
 
 
+def test_what_was_enqueued_is_found_behind_thousands_of_its_task(store, tasks):
+    @tasks.task(name="mail")
+    def mail(order: int) -> None: ...
+
+    mail.enqueue_many([mail.call(n) for n in range(2_001)])
+    with Session(store.engine) as session:
+        pending = mail.enqueue_tx(session, 2_001)
+        assert assert_enqueued(session, mail, order=2_001).id == pending
+        session.commit()
+    assert assert_enqueued(store, mail, order=2_001).id == pending
+    with pytest.raises(AssertionError, match="and 1997 more$"):
+        assert_enqueued(store, mail, order=-1)
+
+
 # -- advance ----------------------------------------------------------------------------------------------------------
 
 

@@ -27,14 +27,12 @@ def assert_enqueued(session_or_store: Store | Tx, task: Task[..., Any], /, **kwa
     if unknown := kwargs.keys() - arguments.keys():
         raise TypeError(f"task {task.name!r} has no parameter {', '.join(sorted(unknown))}")
     expected = {name: arguments[name].stored(name, value) for name, value in kwargs.items()}
-    nearest: list[tuple[Job, list[str]]] = []
-    count = 0
-    for count, job in enumerate(_jobs(session_or_store, task), start=1):  # noqa: B007 - how many there were
-        told = _differences(job, expected)
-        if not told:
+    found: list[Job] = []
+    for job in _jobs(session_or_store, task):
+        if not _differences(job, expected):
             return job
-        nearest = sorted([*nearest, (job, told)], key=lambda one: len(one[1]))[:SHOWN]
-    raise AssertionError(_report(task, expected, nearest, count))
+        found.append(job)
+    raise AssertionError(_report(task, expected, found))
 
 
 def _jobs(session_or_store: Store | Tx, task: Task[..., Any]) -> Iterator[Job]:
@@ -64,12 +62,13 @@ def _differences(job: Job, expected: dict[str, Any]) -> list[str]:
     return told
 
 
-def _report(task: Task[..., Any], expected: dict[str, Any], nearest: Sequence[tuple[Job, list[str]]], count: int) -> str:
+def _report(task: Task[..., Any], expected: dict[str, Any], found: Sequence[Job]) -> str:
     asked = ", ".join(f"{name}={value!r}" for name, value in expected.items()) or "any arguments"
     lines = [f"no job of task {task.name!r} with {asked}"]
-    if not nearest:
+    if not found:
         lines.append("  there is no job of this task at all (jobs that ran to their end are gone)")
-    lines += [f"  job {job.id} ({job.state}): {'; '.join(told)}" for job, told in nearest]
-    if count > len(nearest):
-        lines.append(f"  and {count - len(nearest)} more")
+    nearest = sorted(found, key=lambda one: len(_differences(one, expected)))[:SHOWN]
+    lines += [f"  job {job.id} ({job.state}): {'; '.join(_differences(job, expected))}" for job in nearest]
+    if len(found) > SHOWN:
+        lines.append(f"  and {len(found) - SHOWN} more")
     return "\n".join(lines)
