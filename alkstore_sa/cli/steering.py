@@ -117,6 +117,8 @@ def _parsed(text: str) -> Any:
         return json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as error:
         raise click.ClickException(f"this is no JSON: {error.msg} at character {error.pos + 1}") from error
+    except InvalidPayload:
+        raise
     except (ValueError, RecursionError) as error:  # a number of too many digits, a nesting too deep
         raise click.ClickException(f"this JSON cannot be read: {error}") from error
 
