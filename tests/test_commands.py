@@ -379,6 +379,20 @@ def test_errors_are_one_sentence_and_a_code(database, scene, tmp_path, monkeypat
         assert "Usage:" in err
 
 
+def test_an_error_that_nobody_thought_of_is_one_sentence_and_debug_shows_its_traceback(database, store, tmp_path):
+    (tmp_path / "failing_app.py").write_text("raise LookupError('no such setting\\nmore')")
+    register(store, "w")
+    database.sql("UPDATE alkstore_worker SET queues = '{'")
+    failing = {"PYTHONPATH": str(tmp_path)}
+    for command, sentence in {
+        ("workers", "--url", database.url): "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+        ("worker", "--app", "failing_app:tasks"): "LookupError: no such setting",
+    }.items():
+        short, long = alkstore(*command, **failing), alkstore("--debug", *command, **failing)
+        assert (short.returncode, short.stdout, short.stderr) == (1, "", f"Error: {sentence} (--debug shows where)\n")
+        assert long.returncode == 1 and "Traceback" in long.stderr
+
+
 def test_names_and_errors_cannot_steer_the_terminal(database, store):
     store.queue("evil\x1b[2J[red]").enqueue(1)
     store.queue("evil\x1b[2J[red]").claim_one("w").fail("\x1b]0;owned\x07")

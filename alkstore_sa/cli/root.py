@@ -33,7 +33,7 @@ SCHEMA_MISSING: Final = 3  # the exit code of a worker whose tables are not ther
 
 
 class _Failing(click.Group):
-    """A group whose commands report the errors of the library and the database in one sentence; `--debug` shows the traceback."""
+    """A group whose commands report every error in one sentence; `--debug` shows the traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -42,6 +42,13 @@ class _Failing(click.Group):
             if ctx.params.get("debug"):
                 raise
             raise click.ClickException(_one_sentence(error)) from error
+        except (click.ClickException, click.exceptions.Exit, click.Abort, EOFError, BrokenPipeError):
+            raise  # click's own business
+        except Exception as error:
+            if ctx.params.get("debug"):
+                raise
+            said = f"{type(error).__name__}: {_one_sentence(error)} (--debug shows where)"
+            raise click.ClickException(said) from error
 
 
 def _one_sentence(error: Exception) -> str:
