@@ -28,11 +28,26 @@ JOINING_SECONDS: Final = 1.0
 
 
 def load_app(app: str) -> Tasks:
+    """Find Tasks as `find_app` does, for what needs a Store.
+
+    Raises:
+        InvalidOption: it is not found, or is something else.
+        NotBound: its tasks have no store, or an AsyncStore alone.
+    """
+    found = find_app(app)
+    if found.store is None:
+        raise NotBound(
+            f"--app {app!r} is bound to an AsyncStore alone, and a worker needs a Store: bind one beside it, `tasks.bind(Store(…))`"
+        )
+    return found
+
+
+def find_app(app: str) -> Tasks:
     """Find the bound Tasks, or the callable that returns one, that `module:attribute` names; the working directory counts.
 
     Raises:
         InvalidOption: it is not found, or is something else.
-        NotBound: its tasks have no store.
+        NotBound: its tasks have no store of either kind.
     """
     module, colon, attribute = app.partition(":")
     if not (module and colon and attribute):
@@ -53,7 +68,7 @@ def load_app(app: str) -> Tasks:
         found = found()
     if not isinstance(found, Tasks):
         raise InvalidOption(f"--app {app!r} is a {type(found).__name__}, not a Tasks or a callable that returns one")
-    if found.store is None:
+    if found.store is None and found.async_store is None:
         raise NotBound(f"--app {app!r} has no store: write `tasks.bind(store)` where it is made")
     return found
 

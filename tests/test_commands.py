@@ -300,6 +300,38 @@ def test_the_codec_of_the_app_holds_for_a_url_too_and_its_schema_is_its_own(data
     assert "another schema" in ran.stderr
 
 
+ASYNC_APP = """
+import json, os
+from alkstore_sa import AsyncStore, Tasks
+
+class Coded:
+    def encode(self, payload): return "X" + json.dumps(payload)
+    def decode(self, text): return json.loads(text[1:])
+
+tasks = Tasks(AsyncStore(os.environ["APP_URL"], codec=Coded()))
+
+@tasks.task(name="mail", queue="emails")
+def mail(to: str) -> None: ...
+"""
+
+
+def test_an_app_with_an_async_store_alone_needs_a_url_and_is_told_so(database, store, tmp_path):
+    (tmp_path / "async_app.py").write_text(ASYNC_APP)
+    async_url = database.url.replace("sqlite:", "sqlite+aiosqlite:")
+    app = {"ALKSTORE_APP": "async_app:tasks", "APP_URL": async_url, "PYTHONPATH": str(tmp_path)}
+    alone = "Error: --app 'async_app:tasks' is bound to an AsyncStore alone, and "
+    for command, code, need in (
+        ("queues", 2, "the command line needs a Store: say --url too"),
+        ("worker", 1, "a worker needs a Store: bind one"),
+    ):
+        ran = alkstore(command, **app)
+        assert (ran.returncode, ran.stdout) == (code, "")
+        assert ran.stderr.splitlines()[-1].startswith(alone + need)
+    ran = alkstore("enqueue", "mail", '{"to": "ada"}', "--url", database.url, **app)
+    assert (ran.returncode, ran.stdout) == (0, "job 1 is enqueued\n"), ran.stderr
+    assert database.sql("SELECT payload FROM alkstore_job") == [('X{"to": "ada"}',)]
+
+
 def test_a_raw_job_or_a_task_is_enqueued(database, store, tmp_path, monkeypatch):
     module = f"app_on_{database.kind}"  # it is imported here, too
     (tmp_path / f"{module}.py").write_text(APP)

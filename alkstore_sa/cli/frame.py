@@ -12,6 +12,7 @@ import click
 
 from alkstore_sa._names import checked_name
 from alkstore_sa._options import PLAIN
+from alkstore_sa._payload import Codec
 from alkstore_sa.cli.root import opened, store_options
 from alkstore_sa.cli.shape import Column, show_json, show_table
 from alkstore_sa.errors import AlkstoreError
@@ -51,8 +52,7 @@ def on_store(function: Callable[..., Any]) -> Callable[..., Any]:
 def _opened(url: str | None, schema: str | None, app: str | None) -> Iterator[Target]:
     tasks = _loaded(app) if app is not None else None
     if url is not None:
-        codec = None if tasks is None or tasks.store is None else tasks.store.parts.jobs.codec
-        with opened(url, schema, existing=True) as engine, Store(engine, schema=schema, wake=True, codec=codec) as store:
+        with opened(url, schema, existing=True) as engine, Store(engine, schema=schema, wake=True, codec=_codec(tasks)) as store:
             yield Target(store, tasks)
     elif tasks is not None and tasks.store is not None:
         if schema is not None and schema != tasks.store.parts.database.schema:
@@ -62,15 +62,27 @@ def _opened(url: str | None, schema: str | None, app: str | None) -> Iterator[Ta
         finally:
             tasks.store.parts.database.drop_connections()
             tasks.store.engine.dispose()
+    elif tasks is not None:
+        raise click.UsageError(
+            f"--app {app!r} is bound to an AsyncStore alone, and the command line needs a Store: say --url too, or bind one"
+        )
     else:
         raise click.UsageError("say which database: --url (ALKSTORE_URL), or --app (ALKSTORE_APP) with a bound Tasks")
 
 
+def _codec(tasks: Tasks | None) -> Codec | None:
+    """Give the codec of the application's store; None where there is no application."""
+    if tasks is None:
+        return None
+    store = tasks.async_store.beneath if tasks.store is None and tasks.async_store is not None else tasks.store
+    return None if store is None else store.parts.jobs.codec
+
+
 def _loaded(app: str) -> Tasks:
-    from alkstore_sa.service import load_app  # noqa: PLC0415 - brings the worker in, which only an application needs
+    from alkstore_sa.service import find_app  # noqa: PLC0415 - brings the worker in, which only an application needs
 
     try:
-        return load_app(app)
+        return find_app(app)
     except AlkstoreError:
         raise
     except Exception as error:
