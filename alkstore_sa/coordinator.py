@@ -371,10 +371,11 @@ class Coordinator:
         for run in left:
             log.warning("job %s is given back unfinished: its handler did not end in time", run.job.id, extra=run.fields)
         self._report.abandoned = len(going_on) + self._overrun
-        for _ in range(LAST_TRIES):
+        for _ in range(LAST_TRIES):  # the second one meets a fresh connection
             with self._outlasting(), self._gate_held() as held:
                 if held:
-                    self._give_back([run for run in (*unstarted, *left) if run.key in self._team.bench.held])
+                    self._give_back([*unstarted, *left])
+                    break
 
     def _settle_what_ends(self, running: Sequence[Run]) -> None:
         end = time.monotonic() + (UNWINDING_SECONDS if running else 0.0)
@@ -384,7 +385,7 @@ class Coordinator:
                 with self._outlasting(), self._gate_held() as held:
                     if held:
                         self._round(Round((), 0))
-            waiting = any(run.key in self._team.bench.held and not run.ended_at for run in running) or self._finished
+            waiting = any(run.key in self._team.bench.held and (run.deferred or not run.ended_at) for run in running) or self._finished
             if not waiting or time.monotonic() >= end:
                 return
             wait_for((self._team.bench.latch,), max(0.0, min(0.1, end - time.monotonic())))

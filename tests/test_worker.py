@@ -922,16 +922,17 @@ def test_after_the_grace_async_handlers_are_cancelled_and_everything_is_given_ba
 
 
 def test_a_handler_that_ends_well_while_the_worker_unwinds_is_acked(store, tasks):
-    started = threading.Event()
+    started, let_go = threading.Event(), threading.Event()
 
     @tasks.task(name="t")
     def slow() -> None:
         started.set()
-        time.sleep(1)
+        let_go.wait(20)
 
     slow.enqueue()
-    with working(store, tasks, grace=0.1) as reports:
+    with working(store, tasks, grace=0) as reports:
         assert started.wait(20)
+        threading.Timer(0.3, let_go.set).start()
 
     assert (reports[0].done, reports[0].abandoned) == (1, 0)
     assert not store.jobs()
@@ -956,16 +957,18 @@ def test_a_timeout_while_the_worker_leaves_neither_prolongs_its_grace_nor_wears_
 
 @pytest.mark.databases("sqlite")
 def test_a_session_handler_that_overran_and_ends_after_the_grace_is_retried(store, tasks):
-    started = threading.Event()
+    overran, let_go = threading.Event(), threading.Event()
 
     @tasks.task(name="t", timeout=0.3, base_backoff=60)
-    def slow(session: Session) -> None:
-        started.set()
-        time.sleep(1.5)
+    def slow(job: JobHandle, session: Session) -> None:
+        assert job.lost.wait(20)
+        overran.set()
+        let_go.wait(20)
 
     job_id = slow.enqueue()
-    with working(store, tasks, grace=0.5) as reports:
-        assert started.wait(20)
+    with working(store, tasks, grace=0) as reports:
+        assert overran.wait(20)
+        threading.Timer(0.3, let_go.set).start()
 
     assert reports[0].outcomes == {Outcome.RETRIED: 1}
     assert store.get_job(job_id).last_error.startswith("timeout")
