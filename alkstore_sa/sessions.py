@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, Self
 
@@ -42,7 +42,7 @@ class Sessions:
         async_factory: Callable[[], AsyncSession] | None,
         async_engine: Engine | None,
         *,
-        in_use: bool,
+        in_use: Collection[str | None],
     ) -> None:
         self.gate: Final = threading.Lock() if database.dialect == "sqlite" else None
         self._database = database
@@ -52,10 +52,10 @@ class Sessions:
         most_async = slots if async_engine is None else _most(async_engine, slots)
         self._places = threading.Semaphore(most)
         self._async_places = asyncio.Semaphore(most_async)
-        for kind, places in (("a Session", most), ("an AsyncSession", most_async)) if in_use else ():
-            if places < slots:
+        for kind, what, places in (("sync", "a Session", most), ("async", "an AsyncSession", most_async)):
+            if kind in in_use and places < slots:
                 log.warning(
-                    "at most %s of %s slots run handlers with %s at once: its engine's pool has no more connections", places, slots, kind
+                    "at most %s of %s slots run handlers with %s at once: its engine's pool has no more connections", places, slots, what
                 )
 
     def call(self, run: Run, front: list[Any], named: dict[str, Any]) -> None:

@@ -136,7 +136,7 @@ class Worker:
             self._session_factory,
             None if engine is None else async_sessionmaker(engine),
             None if engine is None else engine.sync_engine,
-            in_use=any(handler.session is not None for handler in handlers),
+            in_use={handler.session for handler in handlers},
         )
         known, raw_queues = self._tasks.known(queues)
         presence = Presence(parts.database, self.worker_id, bench, queues, known, raw_queues)

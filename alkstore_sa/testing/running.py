@@ -105,7 +105,7 @@ class _Runs:
         self._awaiting = awaiting
         lender = self._parts.database.lender
         factory = partial(_session, tasks.session_factory or sessionmaker(store.engine), store.engine, lender)
-        self._sessions = Sessions(self._parts.database, 1, factory, awaiting.sessions(lender), None, in_use=False)
+        self._sessions = Sessions(self._parts.database, 1, factory, awaiting.sessions(lender), None, in_use=())
 
     def claimed(self) -> Iterator[JobHandle]:
         """Claim one job after the other, the queues in turn, until all are empty."""
