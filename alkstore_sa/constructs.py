@@ -66,9 +66,9 @@ def raw(column: ColumnElement[Any]) -> ColumnElement[Any]:
     return type_coerce(column, BigInteger()) if isinstance(column.type, Span) else column
 
 
-def instant(microseconds: int) -> datetime:
+def instant(number: int) -> datetime:
     """Give the instant that lies so many microseconds after the epoch."""
-    return _EPOCH + timedelta(microseconds=microseconds)
+    return _EPOCH + timedelta(microseconds=number)
 
 
 def microseconds(moment: datetime) -> int:

@@ -7,13 +7,14 @@ read, jobs and history inserted, the schedules advanced. All of it commits, or n
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import accumulate
 from typing import Any, Final
 
 from sqlalchemy import Row
 
 from alkstore_sa._cadence import Due, Recorded, Skip, boundaries_due, checked_interval, crosses, shift_of
+from alkstore_sa.constructs import microseconds
 from alkstore_sa.engines import Database
 from alkstore_sa.errors import InvalidSpec, LeadershipLost, error_text
 from alkstore_sa.leases import Held, Leases
@@ -30,8 +31,6 @@ LONGEST_HISTORY: Final = timedelta(days=7)
 MOST_HISTORY: Final = 1_000  # rows of one schedule
 _PRUNED_EVERY: Final = 50  # fires of one schedule
 _KEPT: Final = MOST_HISTORY - _PRUNED_EVERY
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class Ticks:
         ticks: dict[str, Tick] = {}
         done = len(rows)
         if rows:
-            if end is not None and _microseconds(end) <= rows[0].now:
+            if end is not None and microseconds(end) <= rows[0].now:
                 raise LeadershipLost("the lease lapsed while its row was waited for")
             horizon = int(rows[0].now) if horizon is None else horizon
             sound = self._set_failing_apart(bind, rows)
@@ -212,8 +211,3 @@ class Ticks:
         """Delete a batch of old history; tell whether there may be more."""
         values = {"minus_age": -LONGEST_HISTORY, "fire_limit": PRUNED_AT_ONCE}
         return len(bind.execute(self._database.statement(fire_statements.prune_old), values).all()) == PRUNED_AT_ONCE
-
-
-def _microseconds(instant: datetime) -> int:
-    """Give the whole microseconds from the epoch to `instant`."""
-    return (instant - _EPOCH) // _MICROSECOND
