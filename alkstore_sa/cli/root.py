@@ -38,16 +38,14 @@ class _Failing(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (AlkstoreError, SQLAlchemyError, CommandError) as error:
-            if ctx.params.get("debug"):
-                raise
-            raise click.ClickException(_one_sentence(error)) from error
         except (click.ClickException, click.exceptions.Exit, click.Abort, EOFError, BrokenPipeError):
             raise  # click's own business
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
-            said = f"{type(error).__name__}: {_one_sentence(error)} (--debug shows where)"
+            said = _one_sentence(error)
+            if not isinstance(error, (AlkstoreError, SQLAlchemyError, CommandError)):
+                said = f"{type(error).__name__}: {said} (--debug shows where)"
             raise click.ClickException(said) from error
 
 
