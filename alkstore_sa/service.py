@@ -159,11 +159,12 @@ def _exit(code: int) -> None:
 
 def _bound_the_exit(code: int) -> None:
     """Let Python's end wait for threads for a moment only: one that a handler gave work with `asyncio.to_thread` may be at it for long."""
-    joined = threading.Event()
-    atexit.register(joined.set)  # run once Python has joined them
+    ending, joined = threading.Event(), threading.Event()
+    vars(threading)["_register_atexit"](ending.set)  # run before Python joins threads, by nothing public
+    atexit.register(joined.set)  # run once it has joined them
 
     def watch() -> None:
-        threading.main_thread().join()
+        ending.wait()
         if not joined.wait(JOINING_SECONDS):
             log.warning("leaving without threads that handlers have started: they do not end")
             _exit(code)
