@@ -165,6 +165,17 @@ def test_run_serves_queues_outboxes_and_schedules_in_one_process(processes, app)
     assert [schedule.task for schedule in app.store.schedules()] == ["tick"]
 
 
+def test_a_worker_of_an_outbox_delivers_its_messages_and_leaves_queues_alone(processes, app):
+    app.store.outbox("letters").enqueue("hello")
+    job_id = app.note.enqueue(7)
+    worker = processes.start("--outbox", "letters")
+    until(lambda: "letter hello" in processes.lines(), processes=processes)
+    worker.send_signal(signal.SIGTERM)
+
+    assert left(worker, processes) == 0
+    assert [job.id for job in app.store.jobs()] == [job_id]
+
+
 # -- leaving -----------------------------------------------------------------------------------------------------------
 
 
@@ -190,6 +201,30 @@ def test_a_handler_that_outlasts_the_grace_is_given_back_and_the_process_ends(pr
     assert left(worker, processes, 10) == 0
     assert "given back unfinished" in processes.said(worker)
     assert (app.store.get_job(job_id).state, app.store.get_job(job_id).attempts) == ("ready", 0)
+
+
+OVERRUNNING_APP = """
+import time
+from killed_app import store
+from alkstore_sa import Tasks
+
+tasks = Tasks(store)
+
+@tasks.task(name="overruns", queue="overruns", timeout=0.2, base_backoff=60)
+def overruns() -> None:
+    time.sleep(60)
+"""
+
+
+@pytest.mark.databases("sqlite")
+def test_a_worker_that_lost_half_of_its_slots_exits_1(processes, app, tmp_path):
+    (tmp_path / "overrunning_app.py").write_text(OVERRUNNING_APP)
+    job_id = app.store.stamped_queue("overruns", app.note.definition.stamps, task="overruns").enqueue({})
+    worker = processes.start("--queue", "overruns", "--concurrency", "2", app="overrunning_app:tasks")
+
+    assert left(worker, processes, 15) == 1
+    assert "1 of 2 slots are lost" in processes.said(worker)
+    assert app.store.get_job(job_id).last_error.startswith("timeout")
 
 
 SCHEDULERLESS_APP = """
