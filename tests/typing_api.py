@@ -9,11 +9,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from alkstore_sa import (
+    AlkstoreError,
+    AsyncStore,
     Call,
     Fail,
     Job,
     JobHandle,
     JobState,
+    NotBound,
     Outbox,
     Queue,
     QueueStats,
@@ -141,6 +144,27 @@ def right_tasks(session: Session, connection: Connection) -> None:
     assert_type(nightly.enqueue(), int)
     assert_type(Worker(store, tasks, concurrency=5, queues=["mail"]).run(StopToken()), WorkerReport)
     raise Retry(delay=5) if send.name else Snooze(timedelta(hours=1)) if send.queue else Fail("no")
+
+
+async def right_async_tasks(async_store: AsyncStore, async_session: AsyncSession, connection: AsyncConnection) -> None:
+    try:
+        assert_type(await send.aenqueue(1, to="x"), int)
+    except NotBound as error:
+        assert_type(error, NotBound)
+        base: tuple[AlkstoreError, RuntimeError] = (error, error)
+        raise base[1] from base[0]
+    assert_type(await send.on(async_store).aenqueue(1), int)
+    assert_type(await send.aenqueue_tx(async_session, 1, to="x"), int)
+    assert_type(await index.aenqueue_tx(connection, order=1), int)
+    assert_type(await send.aschedule("s", "@every 1h", 1), Schedule)
+
+
+async def wrong_async_tasks(session: Session, async_session: AsyncSession) -> None:
+    await send.aenqueue("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await send.aenqueue_tx(session, 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await index.aenqueue_tx(async_session)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await send.aschedule("s", "@every 1h", "x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    send.enqueue_tx(async_session, 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def wrong_tasks(session: Session) -> None:
