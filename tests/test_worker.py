@@ -233,10 +233,13 @@ def test_an_unknown_task_is_given_back_uncounted_for_a_day_then_goes_the_curve(s
     stamps = known.definition.stamps
     young = store.stamped_queue("default", stamps, task="not yet").enqueue({})
     old = store.stamped_queue("default", stamps, task="not yet").enqueue({})
-    database.sql(f"UPDATE alkstore_job SET enqueued_at = {database.now(-90_000)} WHERE id = :id", id=old)
-    drained(store, tasks, 2)
+    fired = store.stamped_queue("default", stamps, task="not yet").enqueue({})
+    database.sql(f"UPDATE alkstore_job SET enqueued_at = {database.now(-90_000)} WHERE id != :id", id=young)
+    database.sql(f"UPDATE alkstore_job SET scheduled_for = {database.now(-60)} WHERE id = :id", id=fired)
+    drained(store, tasks, 3)
 
     given_back, retried = store.get_job(young), store.get_job(old)
+    assert (store.get_job(fired).state, store.get_job(fired).attempts) == ("delayed", 0)  # the later of the two counts
     assert (given_back.state, given_back.attempts) == ("delayed", 0)
     assert "no handler for task 'not yet'" in given_back.last_error
     assert timedelta(seconds=25) < given_back.run_at - given_back.enqueued_at < timedelta(seconds=40)
