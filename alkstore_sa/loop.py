@@ -8,6 +8,8 @@ from collections.abc import Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from sqlalchemy.ext.asyncio import AsyncEngine
+
 from alkstore_sa.runs import Bench, Run, conclude, note_settled
 from alkstore_sa.sessions import Sessions
 from alkstore_sa.tasks import Around
@@ -17,12 +19,16 @@ CLOSING_SECONDS: Final = 2.0
 
 
 class LoopCrew:
-    """Runs async handlers; what they fail with is settled in threads, so that the loop never waits for the database of the worker."""
+    """Runs async handlers; what they fail with is settled in threads, so that the loop never waits for the database of the worker.
 
-    def __init__(self, bench: Bench, sessions: Sessions, around: Around | None) -> None:
+    Connections that an async engine opened on a loop work there alone: so `engine`'s pool is emptied before the loop is closed.
+    """
+
+    def __init__(self, bench: Bench, sessions: Sessions, around: Around | None, engine: AsyncEngine | None) -> None:
         self._bench = bench
         self._sessions = sessions
         self._around = around
+        self._engine = engine
         self._settlers = ThreadPoolExecutor(SETTLING_THREADS, thread_name_prefix="alkstore-settler")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="alkstore-loop", daemon=True)
@@ -41,6 +47,8 @@ class LoopCrew:
     def _run(self) -> None:
         self._loop.run_forever()
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        if self._engine is not None:
+            self._loop.run_until_complete(self._engine.dispose())
         self._loop.close()
 
     def _start(self, runs: list[Run]) -> None:

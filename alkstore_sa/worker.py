@@ -146,7 +146,7 @@ class Worker:
         stack.callback(heart.close)
         threads = ThreadCrew(self._slots, bench, sessions, self._around)
         stack.callback(threads.close)
-        loop = LoopCrew(bench, sessions, self._around) if self._tasks.runs_async(queues) else None
+        loop = LoopCrew(bench, sessions, self._around, engine) if self._tasks.runs_async(queues) else None
         if loop is not None:
             stack.callback(loop.close)
         return Team(shift, bench, Rounds(parts.jobs, self.worker_id), threads, loop, heart, sessions)

@@ -7,6 +7,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
+from test_aio import async_url
 
 from alkstore_sa import StopToken, Tasks, Worker, prepare_sqlite
 from alkstore_sa.runs import Outcome
@@ -91,3 +92,21 @@ def test_an_async_handler_that_overruns_is_rolled_back_before_its_job_is_settled
     assert report.outcomes == {Outcome.DEAD: 1}
     assert "timeout: longer than 0.2 s" in store.get_job(job_id).last_error
     assert not database.sql("SELECT n FROM written")
+
+
+def test_workers_in_turn_share_an_async_engine_and_leave_no_connection_of_their_loops_in_its_pool(database, async_driver, store, tasks):
+    """Under asyncpg the second one would fail on a connection of a loop that is closed."""
+    database.sql("CREATE TABLE written (n INTEGER NOT NULL)")
+    engine = create_async_engine(async_url(database, async_driver))
+    if database.kind == "sqlite":
+        prepare_sqlite(engine.sync_engine)
+
+    @tasks.task(name="t", max_attempts=1)
+    async def fn(session: AsyncSession) -> None:
+        await session.execute(text("INSERT INTO written VALUES (1)"))
+
+    for _ in range(2):
+        fn.enqueue()
+        assert drained(store, tasks, 1, async_engine=engine).outcomes == {Outcome.DONE: 1}
+        assert engine.pool.checkedin() == 0
+    assert database.sql("SELECT count(*) FROM written") == [(2,)]
