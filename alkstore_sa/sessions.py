@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import QueuePool
 
 from alkstore_sa.engines import Database
-from alkstore_sa.errors import InvalidOption
+from alkstore_sa.errors import ClaimLost, InvalidOption
 from alkstore_sa.outcomes import Snooze
 from alkstore_sa.runs import Overrun, Run
 from alkstore_sa.sqlite import is_busy
@@ -163,7 +163,13 @@ class _Guard:
             event.remove(self._session, name, hook)
 
     def _hooks(self) -> tuple[tuple[str, Callable[..., None]], ...]:
-        return (("before_commit", self._before_commit), ("after_commit", self._after_commit), ("after_begin", self._after_begin))
+        return (
+            ("before_commit", self._before_commit),
+            ("after_commit", self._after_commit),
+            ("after_begin", self._after_begin),
+            ("do_orm_execute", self._refuse_late),
+            ("before_flush", self._refuse_late),
+        )
 
     def begin(self) -> None:
         """Take SQLite's write lock before the handler starts: a busy file gives the job back uncounted."""
@@ -203,11 +209,19 @@ class _Guard:
             )
         if self.committed:
             raise InvalidOption("this session's one commit, which carried the job's ack, is over: do everything before it")
-        if self._run.overran and self._run.handler.timeout is not None:
-            raise Overrun(self._run.handler.timeout)  # its time is over: somebody else may be at it
+        self._refuse_late()
         session.flush()
         self._run.job.ack_tx(session)
         self._run.commit_sent = True
+
+    def _refuse_late(self, *_: object) -> None:
+        """Break the handler off where no statement ran that could be cancelled: somebody else may be at its job."""
+        if self.committed:
+            return
+        if self._run.overran and self._run.handler.timeout is not None:
+            raise Overrun(self._run.handler.timeout)
+        if self._run.job.lost.is_set():
+            raise ClaimLost(f"job {self._run.job.id} is no longer held: what was done for it is rolled back")
 
     def _after_commit(self, session: Session) -> None:
         if self._run.commit_sent and not session.in_nested_transaction():

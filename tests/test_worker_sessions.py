@@ -3,14 +3,15 @@
 import asyncio
 
 import pytest
+from eventually import eventually
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 from sqlalchemy.pool import NullPool
 from test_aio import async_url
 
-from alkstore_sa import StopToken, Tasks, Worker, prepare_sqlite
-from alkstore_sa.runs import Outcome
+from alkstore_sa import ClaimLost, JobHandle, StopToken, Tasks, Worker, loop, prepare_sqlite
+from alkstore_sa.runs import Outcome, Overrun
 from alkstore_sa.sessions import Sessions
 
 pytestmark = pytest.mark.timeout(60)
@@ -66,9 +67,9 @@ def test_an_async_handlers_time_begins_when_it_has_its_place(database, store, ta
 
     @tasks.task(name="holds", priority=1)
     async def holds(session: AsyncSession) -> None:
-        await asyncio.sleep(3)
+        await asyncio.sleep(6)
 
-    @tasks.task(name="waits", timeout=2, max_attempts=1)
+    @tasks.task(name="waits", timeout=5, max_attempts=1)
     async def waits(session: AsyncSession) -> None: ...
 
     holds.enqueue()
@@ -94,8 +95,11 @@ def test_an_async_handler_that_overruns_is_rolled_back_before_its_job_is_settled
     assert not database.sql("SELECT n FROM written")
 
 
-def test_workers_in_turn_share_an_async_engine_and_leave_no_connection_of_their_loops_in_its_pool(database, async_driver, store, tasks):
+def test_workers_in_turn_share_an_async_engine_and_leave_no_connection_of_their_loops_in_its_pool(
+    database, async_driver, store, tasks, monkeypatch
+):
     """Under asyncpg the second one would fail on a connection of a loop that is closed."""
+    monkeypatch.setattr(loop, "CLOSING_SECONDS", 20.0)
     database.sql("CREATE TABLE written (n INTEGER NOT NULL)")
     engine = create_async_engine(async_url(database, async_driver))
     if database.kind == "sqlite":
@@ -110,3 +114,45 @@ def test_workers_in_turn_share_an_async_engine_and_leave_no_connection_of_their_
         assert drained(store, tasks, 1, async_engine=engine).outcomes == {Outcome.DONE: 1}
         assert engine.pool.checkedin() == 0
     assert database.sql("SELECT count(*) FROM written") == [(2,)]
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Row(Base):
+    __tablename__ = "written"
+    n: Mapped[int] = mapped_column(primary_key=True)
+
+
+@pytest.mark.parametrize("how", ["execute", "flush"])
+@pytest.mark.parametrize("late", ["overrun", "lost"])
+def test_a_session_handler_that_is_late_between_two_statements_gets_no_further(database, store, tasks, how, late):
+    """When it is interrupted, no statement runs that could be cancelled."""
+    database.sql("CREATE TABLE written (n INTEGER PRIMARY KEY)")
+    refused = []
+
+    @tasks.task(name="t", timeout=1 if late == "overrun" else None, max_attempts=1)
+    def fn(job: JobHandle, session: Session) -> None:
+        session.add(Row(n=1))
+        session.flush()
+        if late == "lost":
+            job.lost.set()  # as a heartbeat does that finds the claim gone
+        assert job.lost.wait(30)
+        session.add(Row(n=2))
+        try:
+            if how == "flush":
+                session.flush()
+            else:
+                with session.no_autoflush:
+                    session.execute(text("SELECT 1"))
+        except Exception as error:
+            refused.append(type(error))
+            raise
+
+    fn.enqueue()
+    drained(store, tasks, 1, concurrency=3)
+    eventually(lambda: refused)
+
+    assert refused == [Overrun if late == "overrun" else ClaimLost]
+    assert not database.sql("SELECT n FROM written")
