@@ -31,7 +31,7 @@ def claim_and_ack(url, queue, worker_id, barrier, acked):
     store = Store(url)
     handle = store.queue(queue)
     if barrier is not None:
-        barrier.wait(30)
+        barrier.wait(120)
     while True:
         job = handle.claim_one(worker_id)
         if job is None:
@@ -46,7 +46,7 @@ def claim_and_ack(url, queue, worker_id, barrier, acked):
 
 def hold_the_file(path, barrier, times):
     """Hold a write transaction for a second, several times."""
-    barrier.wait(30)
+    barrier.wait(120)
     for _ in range(times):
         connection = sqlite3.connect(path, timeout=30, isolation_level=None)
         connection.execute("BEGIN IMMEDIATE")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from databases import admin
+from eventually import stopwatch
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
@@ -99,7 +100,7 @@ async def ticking(bound=0.4):
     assert max(gaps) < bound + max(others, default=0), f"the loop stood still for {max(gaps):.2f} s"
 
 
-async def soon(condition, within=10.0):
+async def soon(condition, within=30.0):
     end = time.monotonic() + within
     while not (answer := await condition()):
         assert time.monotonic() < end, "the condition never held"
@@ -158,7 +159,7 @@ def test_the_ticking_task_tells_a_call_that_blocks_from_one_that_computes():
 
     asyncio.run(watched(compute))
     with pytest.raises(AssertionError, match="stood still"):
-        asyncio.run(watched(lambda: time.sleep(1)))
+        asyncio.run(watched(lambda: time.sleep(3)))  # longer than a busy machine holds the ticking thread up
 
 
 @pytest.mark.parametrize(("blocking", "asynchronous"), PAIRS)
@@ -295,9 +296,9 @@ def test_a_loop_over_jobs_is_woken_by_another_connections_commit(database, async
             with Store(database.engine()) as other:
                 await asyncio.to_thread(other.enqueue, "q", "hello")
             await soon(lambda: asyncio.sleep(0, came))
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 15  # woken: the poll is a minute
             stop.cancel()
-            await asyncio.wait_for(task, 2)
+            await asyncio.wait_for(task, 20)
             assert came == ["hello"]
 
     asyncio.run(consume())
@@ -332,7 +333,7 @@ def test_closing_the_loop_over_jobs_ends_it_at_once_and_keeps_nothing(database, 
             began = time.monotonic()
             await jobs.aclose()
             assert await waiting is None
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 10  # the poll is a minute
             await queue.enqueue_many(range(20))
             for pause in range(20):
                 jobs = queue.jobs("w", StopToken())
@@ -352,8 +353,8 @@ def test_closing_the_loop_over_jobs_ends_it_at_once_and_keeps_nothing(database, 
 def test_a_lock_is_held_kept_alive_and_given_back_also_by_a_cancelled_body(database, async_driver):
     async def hold():
         async with opened(database, async_driver) as store, ticking():
-            async with store.lock("l", 0.6, keep_alive=True) as lease:
-                await asyncio.sleep(1.2)
+            async with store.lock("l", 5, keep_alive=True) as lease:
+                await asyncio.sleep(5.5)
                 assert lease.held
                 assert (await store.locks())[0].token == lease.token
                 assert await store.try_lock("l") is None
@@ -361,7 +362,7 @@ def test_a_lock_is_held_kept_alive_and_given_back_also_by_a_cancelled_body(datab
                 with pytest.raises(LockHeld):
                     async with store.lock("l", wait=0.5):
                         pass
-                assert 0.4 < time.monotonic() - began < 2
+                assert 0.4 < time.monotonic() - began < 20
             assert await store.locks() == []
 
             async def body():
@@ -381,11 +382,11 @@ def test_a_lock_is_held_kept_alive_and_given_back_also_by_a_cancelled_body(datab
                 cancelled.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await cancelled
-                assert time.monotonic() - began < 2
+                assert time.monotonic() - began < 5
             assert await store.locks() == []
             with pytest.raises(LeaseLost):
                 async with store.lock("l", 60):
-                    database.sql("UPDATE alkstore_lock SET owner = 'thief'")
+                    await asyncio.to_thread(database.sql, "UPDATE alkstore_lock SET owner = 'thief'")
             lease = await store.try_lock("m", 30)
             assert await lease.renew(60)
             assert await lease.release()
@@ -408,7 +409,7 @@ def test_the_scheduler_fires_and_a_cancelled_leader_gives_the_leadership_back(da
             leader.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await leader
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 5
             await soon(store.locks)
             standby.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -481,7 +482,7 @@ def test_a_cancelled_delivery_is_cancelled_and_its_message_given_back_uncounted(
                 began = time.monotonic()
                 with pytest.raises(asyncio.CancelledError):
                     await task
-                assert time.monotonic() - began < 3
+                assert time.monotonic() - began < 5
                 assert seen == ["began", "cancelled"]
                 seen.clear()
                 job = await store.get_job(job_id)
@@ -505,10 +506,12 @@ def test_a_delivery_that_will_not_end_holds_its_cancelled_caller_for_at_most_fiv
             task = asyncio.create_task(outbox.run("w", delivery, StopToken()))
             await soon(lambda: store.jobs(state=JobState.CLAIMED))
             began = time.monotonic()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert 2 < time.monotonic() - began < 7
+            with stopwatch() as seconds:
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert 2 < time.monotonic() - began
+                assert seconds() < 7
             released.set()
             await soon(lambda: asyncio.sleep(0.1, True))
 
@@ -539,10 +542,11 @@ def test_nothing_blocks_the_loop_while_the_database_is_slow(database, async_driv
         async with opened(database, async_driver, poll=60) as store, ticking():
             queue = store.queue("q")
             await queue.enqueue(1)
-            with database.observer.connect() as other:  # another process's transaction holds everything up
-                other.exec_driver_sql("BEGIN IMMEDIATE" if database.kind == "sqlite" else "BEGIN")
+            with await asyncio.to_thread(database.observer.connect) as other:  # another process's transaction holds everything up
+                await asyncio.to_thread(other.exec_driver_sql, "BEGIN IMMEDIATE" if database.kind == "sqlite" else "BEGIN")
                 if database.kind == "postgresql":
-                    other.exec_driver_sql("LOCK TABLE alkstore_job, alkstore_lock, alkstore_schedule IN ACCESS EXCLUSIVE MODE")
+                    locking = "LOCK TABLE alkstore_job, alkstore_lock, alkstore_schedule IN ACCESS EXCLUSIVE MODE"
+                    await asyncio.to_thread(other.exec_driver_sql, locking)
                 held_up = [
                     asyncio.create_task(call)
                     for call in (
@@ -555,7 +559,7 @@ def test_nothing_blocks_the_loop_while_the_database_is_slow(database, async_driv
                 ]
                 await asyncio.sleep(1.5)  # longer than a wait within SQLite, which is begun anew then
                 assert not any(task.done() for task in held_up)
-                other.exec_driver_sql("COMMIT")
+                await asyncio.to_thread(other.exec_driver_sql, "COMMIT")
             await asyncio.gather(*held_up)
             assert not await store.queue("empty").wait(0.7)
 
@@ -577,7 +581,7 @@ def test_a_cancelled_verb_costs_its_connection_and_nothing_else(database, async_
             await queue.enqueue("after")
             return [job.payload for job in await store.jobs()]
 
-    assert asyncio.run(cancel())[-1] == "after"
+    assert "after" in asyncio.run(cancel())  # not always last: a server may do what was cancelled once it has the table
 
 
 def test_the_surface_lives_on_uvloop_too(database, async_driver):
@@ -627,17 +631,15 @@ def test_a_listener_that_was_cut_off_comes_back(database, async_driver, caplog):
         async with opened(database, async_driver, poll=60) as store:
             queue = store.queue("q")
             assert not await queue.wait(0.2)
-            killed = database.sql(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND (query LIKE 'LISTEN%' OR query LIKE 'SELECT pg_notify%') AND pid <> pg_backend_pid()"
-            )
-            assert killed
+            killing = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND (query LIKE 'LISTEN%' OR query LIKE 'SELECT pg_notify%') AND pid <> pg_backend_pid()"
+            await soon(lambda: asyncio.to_thread(database.sql, killing))
             waiting = asyncio.create_task(queue.wait(20))
             await asyncio.sleep(1)
             with Store(database.engine()) as other:
                 await asyncio.to_thread(other.enqueue, "q", 1)
             began = time.monotonic()
             assert await waiting
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 15
 
     with caplog.at_level(logging.WARNING, "alkstore_sa.wake"):
         asyncio.run(listen())
@@ -671,7 +673,7 @@ def test_a_loop_outlives_a_database_that_is_away(database, async_driver):
                 await asyncio.to_thread(other.enqueue, "q", 1)
             await soon(lambda: asyncio.sleep(0, came), within=30)
             stop.cancel()
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, 20)
 
     asyncio.run(consume())
 

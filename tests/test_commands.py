@@ -95,12 +95,14 @@ def keys_of(command):
     return {re.sub(r" \(.*", "", key) for key in re.sub(r"\([^)]*\)", "", first).split(", ")} - {""}
 
 
+@pytest.mark.timeout(400)
 def test_every_command_says_as_a_process_what_its_json_says_and_documents_its_keys(database, scene):
     """Steps on, one after another, as an operator would."""
     store = scene
     store.tick()
     for name, command in COMMANDS.items():
         register(store, queues=["emails"])
+        database.sql(f"UPDATE alkstore_worker SET seen_at = {database.now(60)}")  # it is alive, however long a process takes to start
         ran = alkstore(*command, "--json", ALKSTORE_URL=database.url)
         assert ran.returncode == 0, (name, ran.stderr)
         assert ran.stderr == ""
@@ -180,7 +182,7 @@ def crowded(database, store, scene):
     database.sql(f"UPDATE alkstore_schedule SET next_fire_at = {database.now(-1)}")
     store.tick()
     register(store, "old", queues=["emails"])
-    advance(store, 30)
+    advance(store, 15)
     register(store, LONG, queues=["emails", "invoices", "reports"], done=1_234_567, host="web-7f9c" + "x" * 20, handler_ms=9_876_543)
     store.schedule("a-schedule-with-a-name-that-is-long", "@every 30d", "invoices")
     database.sql("UPDATE alkstore_schedule SET last_error = 'LookupError: there is no such zone' WHERE queue = 'invoices'")
@@ -213,7 +215,7 @@ def test_every_table_reads_well_on_a_terminal(database, crowded, columns):
     assert shown["workers"][1].endswith(" ago") and "silent: " in shown["workers"][1]
     assert re.search(r"@every 30d  invoices .* in 29 d 23 h +LookupError", shown["schedules"][1])
     assert re.search(r"Z  \d{4}-.*Z +7  fired$", shown["schedules history nightly"][1])
-    assert re.search(r"^report .* me .* 1  in 9 min \d+ s$", shown["locks"][2])
+    assert re.search(r"^report .* me .* 1  in 9 min( \d+ s)?$", shown["locks"][2])
     indent = {line[: 20 if line.startswith(" ") else 0].strip() for line in shown["doctor"]}
     assert indent == {""}  # what is too long goes on below itself
     assert any(line.startswith("warning  workers     worker old is silent since ") for line in shown["doctor"])
@@ -470,6 +472,7 @@ def test_a_job_says_why_it_does_not_run(database, store):
     assert "1 jobs of its queue come before it" in why(database, second)["waiting"]
 
     task = mail.enqueue()
+    register(store, "w1", queues=["q"], raw_queues=["q"], tasks=["other"])  # the next beat
     assert why(database, task) == {"unknown_task": "task 'mail' is unknown to all 1 live workers of the queue: they give it back"}
     register(store, "w2", queues=["q"], tasks=["mail"])
     assert why(database, task).keys() == {"waiting"}
@@ -478,14 +481,12 @@ def test_a_job_says_why_it_does_not_run(database, store):
     store.resume_queue("q")
 
     claimed = {job.id: job for job in queue.claim("w1", limit=10)}
+    register(store, "w1", queues=["q"], raw_queues=["q"], tasks=["other"])
     assert why(database, first)["claimed"].startswith("worker w1 has it until ")
     claimed[task].retry("ConnectionError: no route\nTraceback")
     assert "after attempt 1 of 2 failed: ConnectionError: no route" in why(database, task)["delayed"]
-    claimed[second].release(delay=60)
-    assert (
-        re.search(r"it is delayed until .*Z \(in (59|60|5\d\.\d) ?s?", why(database, second)["delayed"])
-        or "1 min" in why(database, second)["delayed"]
-    )
+    claimed[second].release(delay=3600)
+    assert re.search(r"it is delayed until .*Z \(in (59 min|1 h)", why(database, second)["delayed"])
 
     advance(store, 20)  # w1 is silent
     assert "which is silent since" in why(database, first)["claimed"]

@@ -22,7 +22,7 @@ DEMO = [sys.executable, "-m", "alkstore_sa.cli", "demo"]
 
 
 def demo(*arguments, **options):
-    return subprocess.run([*DEMO, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False, **options)
+    return subprocess.run([*DEMO, *map(str, arguments)], capture_output=True, text=True, timeout=150, check=False, **options)
 
 
 def totals(stdout):
@@ -35,7 +35,7 @@ def jsonl(path, *payloads):
 
 
 def until(condition, what):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not (value := condition()):
         assert time.monotonic() < end, what
         time.sleep(0.01)
@@ -88,7 +88,7 @@ def test_what_is_done_to_the_outbox_behind_its_back_unbalances_the_books(databas
     )
     with subprocess.Popen([*DEMO, "--url", database.url, "--jobs", "400"], stdout=subprocess.PIPE, text=True) as running:
         until(lambda: database.sql(forged), "nothing was written")
-        stdout, _ = running.communicate(timeout=60)
+        stdout, _ = running.communicate(timeout=100)
     assert running.returncode == 1
     assert re.search(r"^1 orders \(\d+\) committed, but never arrived$", stdout, re.MULTILINE)
     assert "1 orders (999999) not committed, but arrived" in stdout
@@ -100,7 +100,7 @@ def test_a_demo_that_is_killed_leaves_no_process_behind(database):
     with subprocess.Popen([*DEMO, "--url", database.url, "--jobs", "2000"], stdout=subprocess.PIPE) as running:
         until(lambda: database.count() > 50, "nothing was written")
         running.send_signal(signal.SIGKILL)
-        running.communicate(timeout=30)  # returns once the last process that holds the pipe has ended
+        running.communicate(timeout=60)  # returns once the last process that holds the pipe has ended
 
 
 # -- input ----------------------------------------------------------------------------------------------------------

@@ -123,9 +123,9 @@ def test_due_jobs_that_wait_are_told_with_their_likely_cause(database, store):
 def test_due_jobs_that_no_live_worker_serves_are_told_after_a_minute(store):
     store.enqueue("q", 1)
     register(store, "elsewhere", queues=["other"])
-    advance(store, 55)
+    advance(store, 50)
     assert [level for level, *_ in found(store, "queues")] == ["ok"]
-    advance(store, 6)
+    advance(store, 11)
     [(level, said, advice)] = found(store, "queues")
     assert level == "warning" and said.startswith("the oldest of 1 due jobs of queue 'q' has waited 6") and "No live worker" in advice
     assert [level for level, *_ in found(store, "queues", waiting=timedelta(minutes=10))] == ["ok"]
@@ -259,7 +259,7 @@ def test_a_transaction_that_keeps_dead_rows_is_told_with_its_pid_and_application
         assert found(store, "horizon")[0][0] == "ok"
         level, finding, advice = found(store, "horizon", transaction=timedelta(seconds=0.2))[0]
         assert level in ("warning", "problem") and f"pid {pid} of report" in finding and f"pg_terminate_backend({pid})" in advice
-        assert re.search(r"whose last query began \d s ago$", finding)
+        assert re.search(r"whose last query began \d+ s ago$", finding)
         assert found(store, "horizon", transaction=timedelta(seconds=0.01))[0][0] == "problem"
 
 
@@ -425,12 +425,12 @@ def test_a_forgotten_replication_slot_that_holds_the_horizon_is_told(apart):
             ]
             store.queue("q").enqueue_many(range(12_000))
             apart.sql("DELETE FROM alkstore_job")
-            dead = eventually(lambda: [one[1] for one in found(store, "vacuum") if "last autovacuum: 2" in one[1]])
-            assert dead[0].startswith("100% of the rows of alkstore_job are dead")  # vacuumed since, and in vain
+            dead = "100% of the rows of alkstore_job are dead"  # vacuumed since, and in vain
+            eventually(lambda: any(one[1].startswith(dead) and "last autovacuum: 2" in one[1] for one in found(store, "vacuum")), within=50)
         finally:
             apart.sql("SELECT pg_drop_replication_slot('standby'), pg_drop_replication_slot('warehouse')")
         assert [level for level, *_ in found(store, "horizon")] == ["ok"]
-        [(level, said, _)] = eventually(lambda: (now := found(store, "vacuum"))[0][0] == "ok" and now)
+        [(level, said, _)] = eventually(lambda: (now := found(store, "vacuum"))[0][0] == "ok" and now, within=50)
         assert "autovacuum: last of alkstore_job 2" in said
 
 
@@ -455,7 +455,7 @@ def test_a_stopped_vacuum_and_dead_rows_are_told(database, store):
     database.sql("ANALYZE alkstore_job")
     assert found(store, "claim plan")[0][0] == "ok"  # of a table so large that no plan is ruled out
     database.sql("DELETE FROM alkstore_job")
-    told = eventually(lambda: next((one for one in found(store, "vacuum") if one[0] == "warning"), None))
+    told = eventually(lambda: next((one for one in found(store, "vacuum") if one[0] == "warning"), None), within=50)
     assert "of the rows of alkstore_job are dead" in told[1]
     database.sql("ALTER TABLE alkstore_job RESET (autovacuum_enabled)")
     database.sql("VACUUM alkstore_job")

@@ -122,6 +122,7 @@ def place(request, tmp_path):
     database.drop()
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", SETUPS)
 def test_the_books_balance_though_a_web_process_is_killed(name, place, tmp_path):
     site = Site(name, place, tmp_path)

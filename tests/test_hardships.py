@@ -368,7 +368,7 @@ def test_patience_passes_what_is_no_failure_of_the_connection():
 @pytest.mark.databases("postgresql-18")
 def test_a_process_that_is_stopped_inside_a_limited_transaction_does_not_keep_its_locks(database, store):
     store.enqueue("q", 1)
-    with pytest.raises(DBAPIError), store._database.begin(limit=0.5) as connection:
+    with pytest.raises(DBAPIError), store._database.begin(limit=3) as connection:
         connection.execute(text("SELECT * FROM alkstore_job FOR UPDATE")).all()
         began = time.monotonic()
         database.sql("UPDATE alkstore_job SET priority = 1")  # waits for the row, as long as this "stopped" transaction has it

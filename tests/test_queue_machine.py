@@ -60,7 +60,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.database.sql("DELETE FROM alkstore_dead")
         self.model = {}
         self.clock = 0
-        self.queue = self.store.queue("q")
+        self.queue = self.store.queue("q", base_backoff=600)  # no delay is over before a rule says so
 
     # -- the world ---------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import pytest
 import servers
 from conftest import EVERY_DATABASE, server_urls
 from databases import TestDatabase, make_template
+from eventually import stopwatch
 from scheduling import SECOND, RunnerProcess, age, assert_once, jobs_of, leader_of, make_due, next_fire_at, wait_until
 from sqlalchemy.exc import OperationalError
 
@@ -64,10 +65,10 @@ def test_a_runner_fires_leads_under_an_owner_of_its_own_and_releases_when_stoppe
         wait_until(lambda: database.count() >= 2)
         (lease,) = leads(store)
         assert lease.owner.startswith(f"{os.getpid()}-")
-        began = time.monotonic()
-        loop.stop.cancel()
-        assert loop.error() is None
-        assert time.monotonic() - began < 2
+        with stopwatch() as seconds:
+            loop.stop.cancel()
+            assert loop.error() is None
+            assert seconds() < 2
     assert leads(store) == []
     assert_once(store, "s", SECOND)
 
@@ -153,7 +154,7 @@ def test_renewals_in_the_sleep_hold_the_lease_to_a_boundary_forty_seconds_ahead(
             assert [now.token for now in leads(store)] == [token]
             assert loop.ended is None
             (fire,) = store.schedule_history("s")
-            assert fire.fired_at - fire.boundary < timedelta(seconds=2)
+            assert fire.fired_at - fire.boundary < timedelta(seconds=6)  # the longest sleep would end twenty late
 
 
 @everywhere
@@ -161,7 +162,7 @@ def test_a_lease_taken_over_ends_the_runner_before_any_further_fire(database, st
     store.schedule("s", "@every 1h", "q")
     with Loop(store.run_schedules) as loop:
         wait_until(lambda: leads(store))
-        database.sql("UPDATE alkstore_lock SET owner = 'usurper', token = token + 1")
+        database.sql(f"UPDATE alkstore_lock SET owner = 'usurper', token = token + 1, expires_at = {database.now(60)}")
         make_due(database, "s", 5)
         store.schedule("wake", "@every 1h", "q")
         assert isinstance(loop.error(), LeadershipLost)
@@ -185,7 +186,7 @@ def test_c14_a_sleeping_runner_wakes_for_a_new_interval(database, store):
         store.schedule("new", "@every 2s", "q")
         began = time.monotonic()
         wait_until(lambda: jobs_of(store, "s") and jobs_of(store, "new"))
-        assert time.monotonic() - began < 6
+        assert time.monotonic() - began < 30  # unwoken, it would look again after a minute
         store.pause_schedule("new")
         store.unschedule("s")
         store.schedule("t", "@every 1s", "q")
@@ -228,7 +229,7 @@ def test_a_failing_schedule_does_not_hold_the_others_of_a_runner(database, store
 
 @pytest.mark.databases("postgresql-18")
 @pytest.mark.timeout(300)
-def test_a_schedule_whose_row_somebody_keeps_locked_does_not_hold_the_others_for_ever(database, store):
+def test_a_schedule_whose_row_somebody_keeps_locked_does_not_hold_the_others_for_ever(database, store, caplog):
     """The batch runs into its time limit, and so does the schedule alone; it is set aside, and the leader keeps its lease."""
     from sqlalchemy import text
 
@@ -238,9 +239,9 @@ def test_a_schedule_whose_row_somebody_keeps_locked_does_not_hold_the_others_for
         (lease,) = wait_until(lambda: leads(store))
         blocker.execute(text("SELECT 1 FROM alkstore_schedule WHERE name = 'locked' FOR UPDATE"))
         wait_until(lambda: jobs_of(store, "locked") or jobs_of(store, "free"))
-        time.sleep(18)
+        wait_until(lambda: "it is set aside" in caplog.text)
         before = len(jobs_of(store, "free"))
-        wait_until(lambda: len(jobs_of(store, "free")) >= before + 3, 5)
+        wait_until(lambda: len(jobs_of(store, "free")) >= before + 3, 10)  # tried again at once, it would hold them for fifteen
         assert [now.token for now in leads(store)] == [lease.token]
         assert loop.ended is None
         blocker.rollback()
@@ -267,7 +268,7 @@ def disturb(database, store, runners, rounds, *, kill_first=True):
         newest = store.schedule_history("s", limit=1)
         if (number % 2 == 0) == kill_first:
             leader.signal(signal.SIGKILL)
-            leader.process.wait(10)
+            leader.process.wait(20)
             runners.remove(leader)
             leader.kill()
             runners.append(RunnerProcess(database))
@@ -302,7 +303,7 @@ def test_a_leader_that_slept_past_its_lease_fires_nothing_and_reports_the_loss(d
     database.sql(f"UPDATE alkstore_lock SET expires_at = {database.now(-0.001)}")
     make_due(database, "s", 5)
     sleeper.signal(signal.SIGCONT)
-    said, code = sleeper.process.communicate(timeout=20)[0].strip(), sleeper.process.returncode
+    said, code = sleeper.process.communicate(timeout=60)[0].strip(), sleeper.process.returncode
     assert (said.split()[0], code) == ("lost", 3)
     assert database.count() == database.count("alkstore_fire") == 0
 
@@ -313,10 +314,9 @@ def test_a_clean_stop_hands_over_at_once(database, store, runners):
     runners += [RunnerProcess(database), RunnerProcess(database)]
     leader = wait_until(lambda: leader_of(store, runners))
     wait_until(lambda: database.count() >= 1)
-    assert leader.stop(5) == ("stopped", 0)
-    began = time.monotonic()
+    assert leader.stop() == ("stopped", 0)
+    assert not leader.leads(store)  # what it left would stand for eight seconds more
     wait_until(lambda: leader_of(store, runners) not in (None, leader), 8)
-    assert time.monotonic() - began < 5
     assert runners[1 - runners.index(leader)].stop() == ("stopped", 0)
     assert_once(store, "s", SECOND)
 
@@ -375,7 +375,7 @@ def test_a_client_clock_two_hours_wrong_changes_nothing(database, store, runners
     right = RunnerProcess(database)
     runners.append(right)
     wrong.signal(signal.SIGKILL)
-    wait_until(lambda: right.leads(store), 20)
+    wait_until(lambda: right.leads(store))
     again = RunnerProcess(database, environment=wrong_clock)
     runners.append(again)
     time.sleep(2)
@@ -443,7 +443,7 @@ def test_a_tick_beside_a_leader_takes_nothing_twice(database, store):
     store.schedule("s", "@every 1s", "q")
     with Loop(store.run_schedules):
         end = time.monotonic() + 4
-        while time.monotonic() < end:
+        while time.monotonic() < end or database.count() < 3:
             store.tick()
     assert assert_once(store, "s", SECOND) >= 3
     age(database, 1)

@@ -33,9 +33,9 @@ def test_schedules_history_and_locks_are_listed(database, store):
     url = database.url
     assert said("schedules", "--url", url, "--json") == (0, "[]\n", "")
     store.schedule("s [x]", "@every 10s", "q", {"n": 1}, headers={"a": "b"}, expires=5)
-    make_due(database, "s [x]", 25)
+    make_due(database, "s [x]", 21)
     store.tick()
-    store.try_lock("import", owner="me")
+    store.try_lock("import", 3600, owner="me")
 
     code, out, _ = said("schedules", ALKSTORE_URL=url)
     assert code == 0
@@ -80,6 +80,7 @@ def test_three_schedulers_fire_each_boundary_once_while_the_leader_is_killed(dat
         for _ in range(3)
     ]
     try:
+        assert [each.stderr.readline() for each in started] == ["the scheduler stands by\n"] * 3  # all hear signals
         leader = wait_until(lambda: leading(store, started), 60)
         wait_until(lambda: database.count() >= 2)
         leader.kill()

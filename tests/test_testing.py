@@ -188,7 +188,7 @@ def test_a_handlers_failure_is_raised_once_its_job_is_settled_or_recorded(store,
     dead = []
     tasks = Tasks(store, on_dead=lambda job: dead.append(job.last_error.splitlines()[0]))
 
-    @tasks.task(name="pay", max_attempts=2)
+    @tasks.task(name="pay", max_attempts=2, base_backoff=20)
     def pay(session: Session) -> None:
         session.execute(text("INSERT INTO paid VALUES (1)"))
         session.flush()
@@ -526,6 +526,7 @@ def write(folder, files):
     return folder
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("arguments", [[], ["-n", "2"]], ids=["plain", "xdist"])
 def test_a_plain_application_s_suite_uses_the_fixtures(database, tmp_path, arguments):
     ran = run_pytest(write(tmp_path, PLAIN), *arguments, ALKSTORE_TEST_URL=database.url if database.kind == "postgresql" else "")
@@ -534,6 +535,7 @@ def test_a_plain_application_s_suite_uses_the_fixtures(database, tmp_path, argum
     assert database.count() == 0
 
 
+@pytest.mark.timeout(120)
 def test_a_flask_application_s_suite_uses_the_helpers(tmp_path):
     pytest.importorskip("flask_sqlalchemy")
     ran = run_pytest(write(tmp_path, FLASK))
@@ -541,6 +543,7 @@ def test_a_flask_application_s_suite_uses_the_helpers(tmp_path):
     assert "2 passed" in ran.stdout
 
 
+@pytest.mark.timeout(120)
 def test_the_helpers_do_not_load_themselves_into_every_pytest(tmp_path):
     (tmp_path / "test_nothing.py").write_text("import sys\n\ndef test_it():\n    assert 'alkstore_sa' not in sys.modules\n")
     ran = run_pytest(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 import servers
 from conftest import server_urls
 from databases import TestDatabase, make_template
-from eventually import eventually
+from eventually import eventually, stopwatch
 from psycopg import sql
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.orm import Session
@@ -36,11 +36,13 @@ def is_listening(store):
     return store._bell.tried and any(store._bell._ears.values())
 
 
-def test_a_wait_ends_with_false_when_its_time_is_over(queue):
-    began = time.monotonic()
-    assert not queue.wait(0.3)
-    assert 0.25 < time.monotonic() - began < 3
-    assert not queue.wait(0)
+def test_a_wait_ends_with_false_when_its_time_is_over(database):
+    with database.store(poll=60) as store:
+        queue = store.queue("q")
+        began = time.monotonic()
+        assert not queue.wait(0.3)
+        assert 0.25 < time.monotonic() - began < 20
+        assert not queue.wait(0)
 
 
 def test_a_wait_with_work_there_is_over_at_once(queue):
@@ -106,19 +108,19 @@ def test_every_commit_that_makes_work_claimable_wakes_a_waiter_elsewhere(databas
                 "replay_all": lambda: queue.replay_all(),
                 "outbox": lambda: there.outbox("q").enqueue(1),
             }[how]()
-        wait.join(10)
+        wait.join(40)
         assert wait.answer
-        assert wait.took < 5
+        assert wait.took < 25
 
 
 def test_a_rollback_wakes_nobody(database):
     with database.store(poll=60) as store:
-        wait = waiting(store.queue("q"), 1.5)
+        wait = waiting(store.queue("q"), 4)
         eventually(lambda: is_listening(store))
         with Session(database.engine()) as session:
             store.enqueue_tx(session, "q", 1)
             session.rollback()
-        wait.join(10)
+        wait.join(20)
         assert not wait.answer
 
 
@@ -132,9 +134,10 @@ def test_the_wake_is_sent_by_the_commit_and_not_before(database):
             store.enqueue_tx(session, "q", 1)
             assert list(listener.notifies(timeout=0.5)) == []
             session.commit()
-        assert [(note.channel, note.payload) for note in listener.notifies(timeout=5, stop_after=1)] == [("alkstore", "q")]
+        assert [(note.channel, note.payload) for note in listener.notifies(timeout=20, stop_after=1)] == [("alkstore", "q")]
         store.queue("q").enqueue_many(range(1000))
-        assert [note.payload for note in listener.notifies(timeout=1)] == ["q"]
+        assert [note.payload for note in listener.notifies(timeout=20, stop_after=1)] == ["q"]
+        assert list(listener.notifies(timeout=1)) == []
     with database.store(wake=False) as silent, psycopg.connect(database.url.replace("+psycopg", ""), autocommit=True) as listener:
         listener.execute("LISTEN alkstore")
         silent.enqueue("q", 1)
@@ -148,8 +151,8 @@ def test_a_waiter_wakes_at_the_next_run_at(database):
         queue.enqueue(1, delay=2)
         assert queue.claim_one("w") is None
         assert queue.wait(30)
-        assert 1.5 < time.monotonic() - began < 7
-        assert eventually(lambda: queue.claim_one("w"), within=1)
+        assert 1.5 < time.monotonic() - began < 20
+        assert eventually(lambda: queue.claim_one("w"))
 
 
 def test_a_waiter_wakes_when_a_claim_lapses(database):
@@ -159,15 +162,15 @@ def test_a_waiter_wakes_when_a_claim_lapses(database):
         queue.claim_one("dies")
         began = time.monotonic()
         assert queue.wait(30)
-        assert time.monotonic() - began < 5
-        assert eventually(lambda: queue.claim_one("w"), within=1)
+        assert time.monotonic() - began < 20
+        assert eventually(lambda: queue.claim_one("w"))
 
 
 def test_a_waiter_wakes_at_the_poll_floor(database):
     with database.store(poll=0.5, wake=False) as store:
         began = time.monotonic()
         assert store.queue("q").wait(30)
-        assert 0.3 < time.monotonic() - began < 5
+        assert 0.3 < time.monotonic() - began < 20
 
 
 def test_work_that_somebody_else_has_locked_makes_no_hot_loop(database):
@@ -177,36 +180,34 @@ def test_work_that_somebody_else_has_locked_makes_no_hot_loop(database):
         if database.kind == "sqlite":
             database.sql("UPDATE alkstore_job SET attempts = max_attempts")  # there, but not to be claimed
             assert queue.claim_one("w") is None
-            rounds = _rounds_in(queue, 1)
+            seconds = _seconds_of(queue, 10)
         else:
             with database.engine().connect() as other:
                 other.exec_driver_sql("SELECT * FROM alkstore_job FOR UPDATE")
                 assert queue.claim_one("w") is None
-                rounds = _rounds_in(queue, 1)
-    assert 2 <= rounds <= 12
+                seconds = _seconds_of(queue, 10)
+    assert 0.8 < seconds < 30
 
 
-def _rounds_in(queue, seconds):
-    end = time.monotonic() + seconds
-    rounds = 0
-    while (left := end - time.monotonic()) > 0:
-        queue.wait(left)
+def _seconds_of(queue, rounds):
+    began = time.monotonic()
+    for _ in range(rounds):
+        assert queue.wait(30)
         assert queue.claim_one("w") is None
-        rounds += 1
-    return rounds
+    return time.monotonic() - began
 
 
 @pytest.mark.databases("postgresql-18")
 def test_c17_odd_names_and_big_payloads_wake_workers(database):
     name = 'Été "Q"; --' + "x" * 80
     other = name[:-1] + "y"
-    with database.store(poll=30) as store, Store(database.engine()) as producer:
+    with database.store(poll=60) as store, Store(database.engine()) as producer:
         stop = StopToken()
         ran = []
 
         def work():
             for job in store.queue(name).jobs("w", stop):
-                ran.append((job.queue, job.payload, time.monotonic()))
+                ran.append(job.payload)
                 job.ack()
 
         worker = threading.Thread(target=work)
@@ -214,13 +215,13 @@ def test_c17_odd_names_and_big_payloads_wake_workers(database):
         eventually(lambda: is_listening(store))
         time.sleep(0.3)
         producer.enqueue(other, 1)
-        began = time.monotonic()
-        producer.enqueue(name, "\U0001f600" * 20_000)
-        eventually(lambda: ran)
-        assert ran[0][1] == "\U0001f600" * 20_000
-        assert ran[0][2] - began < 2
+        with stopwatch() as seconds:
+            producer.enqueue(name, "\U0001f600" * 20_000)
+            eventually(lambda: ran)
+            assert seconds() < 2
+        assert ran == ["\U0001f600" * 20_000]
         stop.cancel()
-        worker.join(5)
+        worker.join(20)
         assert len(ran) == 1
 
 
@@ -229,15 +230,15 @@ def test_c17_without_wakes_the_poll_finds_it(database):
     with database.store(poll=1, wake=False) as store, Store(database.engine()) as producer:
         stop = StopToken()
         ran = []
-        worker = threading.Thread(target=lambda: ran.extend((job.ack(), time.monotonic()) for job in store.queue("q").jobs("w", stop)))
+        worker = threading.Thread(target=lambda: ran.extend(job.ack() for job in store.queue("q").jobs("w", stop)))
         worker.start()
         time.sleep(0.2)
-        began = time.monotonic()
         producer.enqueue("q", 1)
-        eventually(lambda: ran)
-        assert ran[0][1] - began < 3
+        with stopwatch() as seconds:
+            eventually(lambda: ran)
+            assert seconds() < 3
         stop.cancel()
-        worker.join(5)
+        worker.join(20)
 
 
 LISTENERS = (
@@ -252,12 +253,12 @@ def test_the_listener_survives_the_end_of_its_connection(database, caplog):
         store.enqueue("q", 0, delay=3600)
         for _ in range(2):
             wait = waiting(store.queue("q"))
-            eventually(lambda: is_listening(store))
+            eventually(lambda: is_listening(store) and store._bell._hearing)  # it warns of its first failure since it heard
             listeners = eventually(lambda: database.sql(LISTENERS))
             database.sql(f"UPDATE alkstore_job SET run_at = {database.now()}, state = 'ready'")  # a commit of which no wake tells
             for (pid,) in listeners:
                 database.sql(f"SELECT pg_terminate_backend({pid})")
-            wait.join(20)
+            wait.join(40)
             assert wait.answer  # back, it listens first, and then everybody looks
             eventually(lambda: "until the listener is back" in caplog.text)  # a look of its own may have answered before
             database.sql(f"UPDATE alkstore_job SET run_at = {database.now(3600)}, state = 'delayed'")
@@ -266,9 +267,9 @@ def test_the_listener_survives_the_end_of_its_connection(database, caplog):
         eventually(lambda: is_listening(store))
         time.sleep(0.2)
         store.enqueue("q", 1)
-        wait.join(20)
+        wait.join(40)
         assert wait.answer
-        assert wait.took < 5
+        assert wait.took < 25
 
 
 @pytest.fixture
@@ -294,13 +295,13 @@ def test_a_loop_and_its_listener_survive_a_restart_of_the_database(own_server, c
         own_server.restart("immediate")
         eventually(lambda: _enqueued(producer, 2))
         eventually(lambda: len(ran) == 2, within=40)
-        time.sleep(0.5)
+        eventually(lambda: store._bell._hearing, within=40)  # a listener's pauses grow while the server is away
         began = time.monotonic()
         producer.enqueue("q", 3)
         eventually(lambda: len(ran) == 3, within=40)
         assert time.monotonic() - began < 20
         stop.cancel()
-        worker.join(10)
+        worker.join(20)
         assert not worker.is_alive()
     database.drop()
 
@@ -320,7 +321,7 @@ def test_a_store_that_never_waits_opens_no_listener(database):
     with database.store() as store:
         store.enqueue("q", 1)
         store.queue("q").claim_one("w").ack()
-        assert set(threading.enumerate()) == threads
+        assert not set(threading.enumerate()) - threads
 
 
 def test_closing_the_store_ends_a_wait_and_the_thread(database):
@@ -339,9 +340,9 @@ def test_closing_the_store_ends_a_wait_and_the_thread(database):
         worker.start()
         eventually(lambda: is_listening(store))
         store.close()
-        worker.join(10)
+        worker.join(20)
         assert errors == ["StoreClosed"]
-        assert not set(threading.enumerate()) - before
+        eventually(lambda: not set(threading.enumerate()) - before)
 
 
 @pytest.mark.databases("postgresql-18")
@@ -362,7 +363,7 @@ def test_a_forked_child_forgets_what_it_inherited_and_closes_nothing(database):
 
         process = multiprocessing.get_context("fork").Process(target=child)
         process.start()
-        process.join(30)
+        process.join(60)
         assert process.exitcode == 0
         store.enqueue("q", 1)
         wait.join(20)
@@ -386,7 +387,7 @@ def test_a_connection_on_which_nothing_comes_through_is_noticed_and_polled_aroun
         store.enqueue("q", 1)
         eventually(lambda: ran == [True])
         stop.cancel()
-        loop.join(5)
+        loop.join(20)
 
 
 @pytest.mark.databases("sqlite", "postgresql-18")
@@ -398,15 +399,21 @@ def test_a_draining_loop_promotes_within_a_second_and_seldom(database, monkeypat
     monkeypatch.setattr(Jobs, "promote", lambda self, bind, queue: (promotions.append(time.monotonic()), promote(self, bind, queue))[1])
     with database.store(poll=60) as store:
         queue = store.queue("q")
-        urgent = queue.enqueue("urgent", priority=9, delay=0.5)
+        urgent = queue.enqueue("urgent", priority=9, delay=3600)
         queue.enqueue_many(range(3_000))
         stop = StopToken()
-        seen = {}
+        seen = []
         began = time.monotonic()
-        for job in queue.jobs("w", stop):
-            seen[job.id] = time.monotonic() - began
-            if job.id == urgent or seen[job.id] > 20:
-                stop.cancel()
-        assert 0.3 < seen[urgent] < 5
-        assert len(promotions) <= 2 + seen[urgent] / 0.25
+        with stopwatch() as seconds:
+            for job in queue.jobs("w", stop):
+                seen.append(job.id)
+                if len(seen) == 300:
+                    database.sql(f"UPDATE alkstore_job SET run_at = {database.now(-1)} WHERE id = {urgent}")
+                    due, before = seconds(), len(promotions)
+                if job.id == urgent or len(seen) > 3_000:
+                    stop.cancel()
+            assert 300 < len(seen) <= 3_000 and seen[-1] == urgent
+            assert seconds() - due < 5
+        assert len(promotions) == before + 1
+        assert len(promotions) <= 2 + (time.monotonic() - began) / 0.25
         assert len(seen) > 2 * len(promotions)
