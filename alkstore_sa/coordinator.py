@@ -1,5 +1,6 @@
 """The coordinator of one worker: it does what the shift decides, and it alone keeps account of what is in hand."""
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ UNKNOWN_FOR: Final = timedelta(hours=24)
 LONGEST_REST: Final = 3600.0
 TIMEOUT_LOOK: Final = 0.1
 GATE_WAIT: Final = 0.1
+OVERRUN_SECONDS: Final = 2.0
 UNWINDING_SECONDS: Final = 2.0
 LAST_TRIES: Final = 2
 
@@ -322,8 +324,10 @@ class Coordinator:
             if run.deferred:
                 continue
             run.error = Overrun(run.handler.timeout or 0.0)
-            conclude(run, tries=1)
-            self._close_account(run, run.outcome or Outcome.RETRIED)
+            aside = threading.Thread(target=conclude, args=(run, 1), daemon=True)
+            aside.start()
+            aside.join(OVERRUN_SECONDS)  # somebody may have its row locked, the handler too
+            self._close_account(run, run.outcome or Outcome.UNSETTLED)
         if self._leave_at is None and self._overrun and self._overrun * 2 >= self._team.shift.slots:
             log.error("%s of %s slots are lost to handlers that overran their timeouts: leaving", self._overrun, self._team.shift.slots)
             self._report.worn_out = True
@@ -334,6 +338,7 @@ class Coordinator:
     def _begin_leaving(self) -> None:
         """Claim nothing more, give back what has not started, and wait for the rest, at most for the grace."""
         self._team.shift.close()
+        self._team.sessions.close()
         self._leave_at = time.monotonic() + self._grace
         withdrawn = self._team.threads.withdraw()
         for run in withdrawn:

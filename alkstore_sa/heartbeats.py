@@ -25,6 +25,7 @@ BEATS_PER_VISIBILITY: Final = 3
 LONGEST_INTERVAL: Final = 100.0
 SHORTEST_INTERVAL: Final = 0.05
 TIME_LIMIT: Final = 5.0
+SHORTEST_LIMIT: Final = 1.0  # a connection whose process stands still for as long within a transaction is ended
 
 
 class Heart:
@@ -42,6 +43,7 @@ class Heart:
         self._latch = Latch()
         self._closed = False
         self._interval = LONGEST_INTERVAL
+        self._pacing = threading.Lock()
         self._connection: Connection | None = None
         self._kept = ExitStack()
         self._thread = threading.Thread(target=self._run, name="alkstore-heart", daemon=True)
@@ -49,8 +51,11 @@ class Heart:
 
     def quicken(self, visibility: float) -> None:
         """Beat at least three times within `visibility` seconds from now on."""
-        if visibility / BEATS_PER_VISIBILITY < self._interval:
-            self._interval = max(SHORTEST_INTERVAL, visibility / BEATS_PER_VISIBILITY)
+        interval = max(SHORTEST_INTERVAL, visibility / BEATS_PER_VISIBILITY)
+        with self._pacing:
+            quickened = interval < self._interval
+            self._interval = min(self._interval, interval)
+        if quickened:
             self._latch.set()
 
     def close(self) -> None:
@@ -72,7 +77,7 @@ class Heart:
                     last = now
                     self._beat()
                 if showing and not self._closed:
-                    self._presence.beat(self._connected(), self._gate)
+                    self._presence.beat(self._connected(), self._gate, max(SHORTEST_LIMIT, min(TIME_LIMIT, self._interval / 2)))
             except (SQLAlchemyError, SchemaMissing, OSError) as error:
                 log.warning("a heartbeat failed (%s): again at the next one", type(error).__name__)
                 self._let_go()
@@ -83,9 +88,10 @@ class Heart:
         self._take_leave()
 
     def _beat(self) -> None:
+        self._interval = LONGEST_INTERVAL  # what is claimed from here on quickens it anew
         runs = self._current()
-        shortest = shortest_visibility(run.job for run in runs) if runs else float("inf")
-        self._interval = min(LONGEST_INTERVAL, max(SHORTEST_INTERVAL, shortest / BEATS_PER_VISIBILITY))
+        if runs:
+            self.quicken(shortest_visibility(run.job for run in runs))
         connection = self._connected()  # kept even while there is nothing to renew
         if not runs:
             return
@@ -113,8 +119,8 @@ class Heart:
         """Extend what nobody has locked; return the new ends, and what stands beside them."""
         with self._database.transaction_on(connection, limit=TIME_LIMIT):
             renewed = self._jobs.heartbeat_many(connection, claims)
-        left = [claim for claim in claims if claim[0] not in renewed]
-        return renewed, self._jobs.standing(connection, left) if left else set()
+            left = [claim for claim in claims if claim[0] not in renewed]
+            return renewed, self._jobs.standing(connection, left) if left else set()
 
     def _connected(self) -> Connection:
         if self._connection is None or self._connection.invalidated:

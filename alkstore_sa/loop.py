@@ -71,11 +71,16 @@ class LoopCrew:
             run.error = error
         run.ended_at = time.monotonic()
         if run.error is not None and not run.abandoned:
-            await self._loop.run_in_executor(self._settlers, conclude, run)
-        elif run.error is None and not run.job.settled:
+            self._settlers.submit(self._settle, run)  # not awaited: the task may yet be cancelled
+            return
+        if run.error is None and not run.job.settled:
             run.awaits_ack = True
         elif run.error is None and run.handler.session is None:
             note_settled(run)
+        self._bench.end(run)
+
+    def _settle(self, run: Run) -> None:
+        conclude(run)
         self._bench.end(run)
 
 

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Final
 
 from sqlalchemy import Connection
@@ -48,17 +49,20 @@ class Presence:
         self._warnings = Limiter()
         self.next_at = time.monotonic()
 
-    def beat(self, connection: Connection, gate: "threading.Lock | None") -> None:
-        """Say what there is to say, unless a handler holds SQLite's write lock, and look at the pauses; never raises for the database."""
+    def beat(self, connection: Connection, gate: "threading.Lock | None", limit: float) -> None:
+        """Say what there is to say, unless a handler holds SQLite's write lock, and look at the pauses; never raises for the database.
+
+        Each is held up for `limit` seconds at most: heartbeats wait for it.
+        """
         self.next_at = time.monotonic() + BEAT_SECONDS
         try:
             if gate is None or gate.acquire(timeout=GATE_WAIT):
                 try:
-                    self._write(connection)
+                    self._write(connection, limit)
                 finally:
                     if gate is not None:
                         gate.release()
-            self._hear(connection)
+            self._hear(connection, limit)
         except (SQLAlchemyError, SchemaMissing) as error:
             if self._warnings.lets_through(type(error)):
                 log.warning("this worker could not show itself (%s): again in %g s", type(error).__name__, BEAT_SECONDS)
@@ -68,8 +72,8 @@ class Presence:
         with self._database.transaction_on(connection, limit=TIME_LIMIT):
             self._verbs.leave(connection, self._worker_id)
 
-    def _write(self, connection: Connection) -> None:
-        with self._database.transaction_on(connection, limit=TIME_LIMIT):
+    def _write(self, connection: Connection, limit: float) -> None:
+        with self._database.transaction_on(connection, limit=limit):
             self._verbs.beat(connection, self._worker_id, self._said())
             if self._beats % PRUNED_EVERY == 0:
                 self._verbs.prune(connection)
@@ -80,8 +84,10 @@ class Presence:
         running = sum(1 for run in list(self._bench.held.values()) if run.began_at and not run.ended_at)
         return {**self._lasting, "running": running, "done": tally.done, "failed": tally.failed, "handler_ms": round(tally.seconds * 1000)}
 
-    def _hear(self, connection: Connection) -> None:
-        paused = frozenset(self._verbs.paused(connection)) & self._queues
+    def _hear(self, connection: Connection, limit: float) -> None:
+        bounded = self._database.dialect == "postgresql"  # SQLite's readers wait for nobody
+        with self._database.transaction_on(connection, limit=limit) if bounded else nullcontext():
+            paused = frozenset(self._verbs.paused(connection)) & self._queues
         if paused != self._bench.paused:
             log.info("paused queues: %s", ", ".join(sorted(paused)) or "none")
             self._bench.paused = paused

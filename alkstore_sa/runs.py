@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from alkstore_sa.errors import error_text
+from alkstore_sa.errors import SchemaMissing, error_text
 from alkstore_sa.handlers import Handler
 from alkstore_sa.handles import JobHandle
 from alkstore_sa.outcomes import Fail, Retry, Snooze
@@ -112,7 +112,7 @@ class Run:
         """Break off what the run is doing, as far as that is possible; never raises."""
         task = self.task
         if task is not None:
-            task.get_loop().call_soon_threadsafe(task.cancel)
+            task.get_loop().call_soon_threadsafe(lambda: None if self.ended_at else task.cancel())
         for act in self._interrupts:
             try:
                 act()
@@ -180,23 +180,44 @@ class Bench:
 
 
 def conclude(run: Run, tries: int = SETTLING_TRIES) -> None:
-    """Settle a run that ended by an exception, by the verb that this one asks for. A database that is away is tried again for a while."""
+    """Settle a run that ended by an exception, by the verb that this one asks for; never raises.
+
+    A database that is away is tried again for a while, and an exception whose text cannot be recorded is told by its type. A handler
+    that settled its job itself is believed, but an `ack_tx` may have been rolled back with the exception: then the job still stands.
+    """
     job, error = run.job, run.error
-    if job.settled:
+    by_handler = job.settled
+    if by_handler and (error is None or job.is_pending):
         note_settled(run)
         return
-    if isinstance(error, Snooze):
-        pause = error.delay
-        run.outcome = settled(run, lambda: job.release(pause), Outcome.SNOOZED, tries)
-    elif isinstance(error, Fail):
-        run.outcome = settled(run, lambda: job.fail(_said(error)), Outcome.DEAD, tries)
-    elif isinstance(error, Retry):
-        run.outcome = settled(run, lambda: job.retry(_said(error), error.delay), Outcome.RETRIED, tries)
-    else:
-        text = str(error) if error is None or isinstance(error, Overrun) else described(error)
-        run.outcome = settled(run, lambda: job.retry(text), Outcome.RETRIED, tries)
-    if job.buried:
+    for told in (error, _plain(error)):
+        try:
+            run.outcome = _settle(run, told, tries)
+            break
+        except Exception as problem:
+            log.warning("job %s: its end cannot be recorded (%s)", job.id, type(problem).__name__, extra=run.fields, exc_info=problem)
+            run.outcome = Outcome.UNSETTLED
+    if by_handler and run.outcome is Outcome.LOST:
+        note_settled(run)
+    elif job.buried:
         run.outcome = Outcome.DEAD
+
+
+def _settle(run: Run, error: BaseException | None, tries: int) -> Outcome:
+    job = run.job
+    if isinstance(error, Snooze):
+        return settled(run, lambda: job.release(error.delay), Outcome.SNOOZED, tries)
+    if isinstance(error, Fail):
+        return settled(run, lambda: job.fail(_said(error)), Outcome.DEAD, tries)
+    if isinstance(error, Retry):
+        return settled(run, lambda: job.retry(_said(error), error.delay), Outcome.RETRIED, tries)
+    text = str(error) if error is None or isinstance(error, Overrun) else described(error)
+    return settled(run, lambda: job.retry(text), Outcome.RETRIED, tries)
+
+
+def _plain(error: BaseException | None) -> Fail | Retry:
+    name = ascii(type(error).__name__)[1:-1]
+    return Fail(name) if isinstance(error, Fail) else Retry(name)
 
 
 def settled(run: Run, verb: Callable[[], bool], outcome: Outcome, tries: int) -> Outcome:
@@ -204,7 +225,7 @@ def settled(run: Run, verb: Callable[[], bool], outcome: Outcome, tries: int) ->
     for attempt in range(tries):
         try:
             stood = verb()
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, SchemaMissing, OSError) as error:
             pause = 0.2 * 2**attempt * random.uniform(0.5, 1)
             log.warning("job %s cannot be settled (%s): again in %.1f s", run.job.id, type(error).__name__, pause, extra=run.fields)
             if attempt + 1 < tries:

@@ -46,6 +46,7 @@ class Sessions:
     ) -> None:
         self.gate: Final = threading.Lock() if database.dialect == "sqlite" else None
         self._database = database
+        self._closed = False
         self._factory = factory
         self._async_factory = async_factory
         most = _most(_engine_of(factory) or database.engine, slots)
@@ -61,7 +62,7 @@ class Sessions:
     def call(self, run: Run, front: list[Any], named: dict[str, Any]) -> None:
         """Call a sync handler with a session, and commit it with the ack; an exception rolls it back and passes."""
         with self._places, self._through_gate():
-            run.start()
+            self._start(run)
             session = self._factory()
             with _Guard(run, session, self._database) as guard:
                 try:
@@ -95,8 +96,17 @@ class Sessions:
         if self._async_factory is None:
             raise InvalidOption("a handler with an AsyncSession needs async_engine=")
         async with self._async_places, self._through_gate_async():
-            run.start()
+            self._start(run)
             await _in_time(run, self._call_async(run, self._async_factory(), front, named))
+
+    def close(self) -> None:
+        """Let no further run begin: what waits for its place, or for the gate, is given back uncounted."""
+        self._closed = True
+
+    def _start(self, run: Run) -> None:
+        if self._closed:
+            raise Snooze(0)
+        run.start()
 
     async def _call_async(self, run: Run, session: AsyncSession, front: list[Any], named: dict[str, Any]) -> None:
         with _Guard(run, session.sync_session, self._database) as guard:

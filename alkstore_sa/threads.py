@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from alkstore_sa.runs import SETTLING_TRIES, Bench, Overrun, Run, conclude, note_settled
+from alkstore_sa.runs import SETTLING_TRIES, Bench, Overrun, Run, conclude, log, note_settled
 from alkstore_sa.sessions import Sessions, refuse_awaitable
 from alkstore_sa.tasks import Around
 
@@ -67,7 +67,14 @@ class ThreadCrew:
             elif self._threads < self._slots:
                 self._coming = True
                 self._threads += 1
-                threading.Thread(target=self._work, name=f"alkstore-handler-{self._threads}", daemon=True).start()
+                try:
+                    threading.Thread(target=self._work, name=f"alkstore-handler-{self._threads}", daemon=True).start()
+                except RuntimeError as error:
+                    self._coming = False
+                    self._threads -= 1
+                    if not self._threads:
+                        raise
+                    log.warning("%s handler threads are all that there can be (%s)", self._threads, error)
 
     def _work(self) -> None:
         while self._await_work():
@@ -93,7 +100,8 @@ class ThreadCrew:
         try:
             _BLANK.copy().run(self._call, run)
         except BaseException as error:  # noqa: BLE001 - a handler's SystemExit is its failure, not the worker's end
-            run.error = error
+            if not run.overran:  # else that is why, and it is being settled
+                run.error = error
         run.ended_at = time.monotonic()
         if run.deferred and run.handler.timeout is not None:
             run.error = Overrun(run.handler.timeout)

@@ -1,0 +1,268 @@
+"""What must not cost a worker a slot, a claim or its end: failures that cannot be recorded, locks that others hold, threads that do not come."""
+
+import asyncio
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from databases import admin
+from eventually import eventually
+from sqlalchemy import text
+from sqlalchemy.orm import Session, sessionmaker
+
+from alkstore_sa import Fail, JobHandle, Retry, StopToken, Store, Tasks, Worker, migrate
+from alkstore_sa.heartbeats import Heart
+from alkstore_sa.presence import Presence
+from alkstore_sa.runs import Bench, Outcome
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def tasks(store):
+    return Tasks(store)
+
+
+@contextmanager
+def working(store, tasks, **options):
+    """Run a worker with one slot beside the test; it must end when it is told to. Give the list that its report goes to."""
+    stop, reports = StopToken(), []
+    worker = Worker(store, tasks, **{"concurrency": 1, "grace": 5, **options})
+    thread = threading.Thread(target=lambda: reports.append(worker.run(stop)), daemon=True)
+    thread.start()
+    try:
+        yield reports
+    finally:
+        stop.cancel()
+        thread.join(30)
+    assert not thread.is_alive()
+
+
+def registered(tasks, kind, function):
+    """Register a handler `t` that calls `function`, as a plain function or as a coroutine's."""
+
+    @tasks.task(name="t", max_attempts=2, base_backoff=60)
+    def plain(job: JobHandle) -> None:
+        function(job)
+
+    async def awaited(job: JobHandle) -> None:
+        await asyncio.to_thread(function, job)
+
+    return plain if kind == "sync" else tasks.task(name="a", max_attempts=2, base_backoff=60)(awaited)
+
+
+class Dumb(Fail):
+    def __init__(self):
+        pass
+
+
+class DumbRetry(Retry):
+    def __init__(self):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(("error", "state"), [(Dumb, "dead"), (DumbRetry, "delayed")])
+def test_an_exception_that_says_nothing_of_itself_is_told_by_its_type(store, tasks, kind, error, state):
+    def fail(job):
+        raise error
+
+    job_id = registered(tasks, kind, fail).enqueue()
+    with working(store, tasks) as reports:
+        eventually(lambda: store.get_job(job_id).state == state)
+    assert store.get_job(job_id).last_error.startswith(error.__name__)
+    assert reports[0].abandoned == 0
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_handler_that_fails_while_the_table_is_away_is_settled_once_it_is_back(database, store, tasks, kind):
+    began, go_on = threading.Event(), threading.Event()
+
+    def fail(job):
+        began.set()
+        go_on.wait(30)
+        raise ValueError("no luck")
+
+    job_id = registered(tasks, kind, fail).enqueue()
+    with working(store, tasks):
+        assert began.wait(30)
+        database.sql("ALTER TABLE alkstore_job RENAME TO alkstore_away")
+        go_on.set()
+        time.sleep(1)
+        database.sql("ALTER TABLE alkstore_away RENAME TO alkstore_job")
+        eventually(lambda: store.get_job(job_id).state == "delayed")
+    assert "no luck" in store.get_job(job_id).last_error
+
+
+@pytest.fixture
+def latin(database):
+    """A store on a database that cannot store every character."""
+    name = database.url.rsplit("/", 1)[1] + "_latin"
+    admin(database.server_url, f"CREATE DATABASE {name} ENCODING 'LATIN1' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
+    with Store(database.server_url.rsplit("/", 1)[0] + "/" + name) as store:
+        migrate.upgrade(store.engine)
+        yield store
+    store.engine.dispose()
+    admin(database.server_url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.mark.databases("postgresql-18")
+@pytest.mark.parametrize("error", [ValueError, Fail])
+def test_an_error_that_the_database_has_no_characters_for_is_told_by_its_type(latin, error):
+    tasks = Tasks(latin)
+
+    def fail(job):
+        raise error("5 \u20ac short")
+
+    job_id = registered(tasks, "sync", fail).enqueue()
+    with working(latin, tasks):
+        eventually(lambda: latin.get_job(job_id).state != "claimed" and latin.get_job(job_id).last_error)
+    assert (latin.get_job(job_id).state, latin.get_job(job_id).last_error) == ("dead" if error is Fail else "delayed", error.__name__)
+
+
+def test_async_handlers_that_fail_as_their_claims_are_lost_keep_no_slot(database, store, tasks):
+    began = threading.Event()
+
+    @tasks.task(name="t", visibility_timeout=0.6, max_attempts=1)
+    async def fails_when_told(job: JobHandle) -> None:
+        began.set()
+        while not job.lost.is_set():  # noqa: ASYNC110 - so that it ends in the very moment
+            await asyncio.sleep(0)
+        raise ValueError("told")
+
+    with working(store, tasks):
+        for _ in range(5):
+            began.clear()
+            job_id = fails_when_told.enqueue()
+            assert began.wait(30)
+            assert store.cancel(job_id)
+
+
+@pytest.mark.databases("postgresql-18")
+@pytest.mark.parametrize("table", ["alkstore_pause", "alkstore_worker"])
+def test_claims_are_kept_though_somebody_has_locked_a_table_of_the_workers_own(database, store, tasks, table):
+    began, end, starts = threading.Event(), threading.Event(), []
+
+    @tasks.task(name="t", visibility_timeout=6)
+    def fn(job: JobHandle) -> None:
+        starts.append(job.attempts)
+        began.set()
+        end.wait(60)
+
+    job_id = fn.enqueue()
+    with working(store, tasks), database.engine().connect() as locker:
+        assert began.wait(30)
+        locker.execute(text(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"))
+        for _ in range(4):  # more than a lifetime of the claim
+            before = store.get_job(job_id).claim_expires_at
+            eventually(lambda: store.get_job(job_id).claim_expires_at > before)  # noqa: B023
+        locker.rollback()
+        end.set()
+        eventually(lambda: store.get_job(job_id) is None)
+    assert starts == [1]
+
+
+def test_what_is_claimed_during_a_beat_quickens_the_next_one(store, monkeypatch):
+    bench = Bench(1)
+    presence = Presence(store.parts.database, "w", bench, ["q"], [], [])
+    heart = Heart(store.parts.jobs, bench, None, presence)
+    heart.close()
+    look = heart._current
+    monkeypatch.setattr(heart, "_current", lambda: (look(), heart.quicken(3))[0])
+    heart._beat()
+    assert heart._interval == 1
+    heart._let_go()
+
+
+@pytest.mark.databases("postgresql-18")
+@pytest.mark.parametrize("whose", ["another's", "the handler's own"])
+def test_a_job_that_overran_while_its_row_is_locked_holds_up_neither_the_others_nor_the_end(database, store, tasks, whose):
+    began, end, ran = threading.Event(), threading.Event(), threading.Event()
+
+    @tasks.task(name="t", timeout=2)
+    def overruns(job: JobHandle) -> None:
+        with Session(database.engine()) as session:
+            if whose == "the handler's own":
+                job.ack_tx(session)
+            began.set()
+            end.wait(60)
+
+    @tasks.task(name="other", queue="other")
+    def other() -> None:
+        ran.set()
+
+    job_id = overruns.enqueue()
+    with database.engine().connect() as locker, working(store, tasks, concurrency=3, grace=1):
+        assert began.wait(30)
+        if whose == "another's":
+            locker.execute(text("SELECT 1 FROM alkstore_job WHERE id = :id FOR UPDATE"), {"id": job_id})
+        time.sleep(2)
+        other.enqueue()
+        assert ran.wait(30)
+    end.set()
+
+
+def test_an_ack_that_was_rolled_back_with_the_error_leaves_the_job_to_be_retried(database, store, tasks):
+    @tasks.task(name="t", base_backoff=60)
+    def fn(job: JobHandle) -> None:
+        with Session(database.engine()) as session, session.begin():
+            job.ack_tx(session)
+            raise ValueError("no luck")
+
+    @tasks.task(name="committed")
+    def committed(job: JobHandle) -> None:
+        with Session(database.engine()) as session, session.begin():
+            job.ack_tx(session)
+        raise ValueError("too late")
+
+    job_id = fn.enqueue()
+    done = committed.enqueue()
+    report = Worker(store, tasks, max_jobs=2).run(StopToken())
+    assert report.outcomes == {Outcome.RETRIED: 1, Outcome.SETTLED: 1}
+    assert (store.get_job(job_id).state, store.get_job(done)) == ("delayed", None)
+    assert "no luck" in store.get_job(job_id).last_error
+
+
+def test_session_handlers_that_wait_for_a_connection_at_a_stop_are_given_back(database, store, tasks):
+    began, end, starts = threading.Event(), threading.Event(), []
+
+    @tasks.task(name="t", visibility_timeout=60)
+    def fn(session: Session) -> None:
+        starts.append(1)
+        began.set()
+        end.wait(30)
+
+    ids = fn.enqueue_many([fn.call()] * 4)
+    stop = StopToken()
+    one = sessionmaker(store.engine if database.kind == "sqlite" else database.engine(pool_size=1, max_overflow=0))
+    worker = threading.Thread(target=Worker(store, tasks, concurrency=4, session_factory=one, grace=30).run, args=(stop,))
+    worker.start()
+    assert began.wait(30)
+    eventually(lambda: all(store.get_job(job_id).state == "claimed" for job_id in ids))
+    time.sleep(0.5)  # the others wait for their place, which nothing shows
+    stop.cancel()
+    time.sleep(0.5)
+    end.set()
+    worker.join(30)
+    assert not worker.is_alive()
+    assert len(starts) == 1
+    assert [(job.state, job.attempts) for job in store.jobs()] == [("ready", 0)] * 3
+
+
+def test_a_worker_that_gets_no_more_threads_goes_on_with_those_it_has(store, tasks, monkeypatch, caplog):
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name == "alkstore-handler-2":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    @tasks.task(name="t")
+    def fn() -> None:
+        time.sleep(0.05)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    fn.enqueue_many([fn.call()] * 4)
+    assert Worker(store, tasks, concurrency=4, max_jobs=4).run(StopToken()).done == 4
+    assert "all that there can be" in caplog.text
