@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+from sqlalchemy import Row
+
 from alkstore_sa._options import Placement
 from alkstore_sa._payload import Codec
+from alkstore_sa.constructs import microseconds
 from alkstore_sa.engines import Database
 from alkstore_sa.leases import SCHEDULER
 from alkstore_sa.records import Fire, Schedule, schedule_from_row
@@ -35,14 +38,20 @@ class Schedules:
         """
         before = bind.execute(self._database.statement(statements.lock_schedule), {"schedule_name": name}).first()
         length = interval // timedelta(microseconds=1)
-        if before is not None and before.next_fire_at > before.now + length and before.interval == length:
-            warn_pulled_back([name])
-        if before is not None and before.interval != length and before.next_fire_at <= before.now:
-            self._ticks.pass_over(bind, name, before.next_fire_at, before.interval, before.now)
         values: dict[str, Any] = {"job_expires": None, **placement.values, "job_queue": queue, "job_payload": text}
         values |= {"schedule_name": name, "schedule_spec": spec, "schedule_interval": interval, **self._wake}
         row = bind.execute(self._database.statement(statements.upsert_schedule, self._waking), values).mappings().one()
+        if before is not None:
+            self._let_go(bind, name, before, microseconds(row["next_fire_at"]), length)
         return schedule_from_row(row, self._codec)
+
+    def _let_go(self, bind: Bind, name: str, before: Row[Any], boundary: int, length: int) -> None:
+        """Account for what a registration gave up: boundaries of the old grid up to where the new one starts, or one too far ahead."""
+        if before.interval == length:
+            if boundary != before.next_fire_at:
+                warn_pulled_back([name])
+        elif before.next_fire_at <= (start := boundary - length):
+            self._ticks.pass_over(bind, name, before.next_fire_at, before.interval, start)
 
     def unregister(self, bind: Bind, name: str) -> bool:
         """Forget a schedule; its jobs and its history stay."""

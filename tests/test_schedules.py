@@ -211,6 +211,23 @@ def test_a_changed_interval_of_a_paused_schedule_records_what_passed_as_skipped(
     assert store.tick().schedules == {}
 
 
+@pytest.mark.databases("postgresql-18")
+def test_a_changed_interval_records_what_passed_while_it_waited_for_the_row(database, store):
+    first = store.schedule("s", "@every 1s", "q").next_fire_at
+    changed = []
+    with database.engine().connect() as other:
+        other.exec_driver_sql("SELECT 1 FROM alkstore_schedule FOR UPDATE")
+        changing = threading.Thread(target=lambda: changed.append(store.schedule("s", "@every 1h", "q")))
+        changing.start()
+        time.sleep(3)
+        other.rollback()
+    changing.join(30)
+    passed = changed[0].next_fire_at - timedelta(hours=1) - first  # the new grid starts there
+    (skip,) = store.schedule_history("s")
+    assert (skip.boundary, skip.skipped) == (first, passed // timedelta(seconds=1) + 1)
+    assert skip.skipped >= 2
+
+
 def test_unschedule_forgets_the_schedule_and_keeps_its_jobs_and_history(database, store):
     store.schedule("s", "@every 10s", "q")
     make_due(database, "s", 5)
