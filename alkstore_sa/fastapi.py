@@ -12,7 +12,8 @@ from copy import copy
 from typing import Any, Final, cast
 
 from alkstore_sa.aio import AsyncStore
-from alkstore_sa.errors import NotBound
+from alkstore_sa.errors import NotBound, SchemaMissing
+from alkstore_sa.patience import Patience
 from alkstore_sa.stop import StopToken
 from alkstore_sa.worker import Worker
 
@@ -78,10 +79,15 @@ def store_of(connection: HTTPConnection) -> AsyncStore:
 
 
 async def _serve(store: AsyncStore, stop: StopToken) -> None:
-    try:
-        await store.serve_schedules(stop)
-    except Exception:
-        log.exception("the scheduler failed; other processes may serve the schedules")
+    patience = Patience(stop)
+    while not stop.cancelled:
+        try:
+            await store.serve_schedules(stop)
+        except SchemaMissing as error:  # an application may be started before it is migrated
+            await stop.wait_async(patience.failed(error))
+        except Exception:
+            log.exception("the scheduler failed; other processes may serve the schedules")
+            return
 
 
 def _hurried(worker: Worker) -> Worker:
@@ -92,10 +98,17 @@ def _hurried(worker: Worker) -> Worker:
 
 
 def _work(worker: Worker, stop: StopToken) -> None:
-    try:
-        worker.run(stop)
-    except Exception:
-        log.exception("the worker failed; its jobs wait for other workers")
+    patience = Patience(stop)
+    while not stop.cancelled:
+        try:
+            worker.run(stop)
+        except SchemaMissing as error:
+            patience.outlast(error)
+        except Exception:
+            log.exception("the worker failed; its jobs wait for other workers")
+            return
+        else:
+            return
 
 
 async def _ended(schedules: "asyncio.Task[Any] | None", thread: threading.Thread | None) -> None:

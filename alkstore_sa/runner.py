@@ -33,7 +33,7 @@ from alkstore_sa._agenda import (
     passing,
 )
 from alkstore_sa.engines import Database
-from alkstore_sa.errors import AlkstoreError, LeadershipLost
+from alkstore_sa.errors import AlkstoreError, LeadershipLost, SchemaMissing
 from alkstore_sa.leases import SCHEDULER, Held, Leases
 from alkstore_sa.locks import unique_owner
 from alkstore_sa.patience import Patience, is_away
@@ -195,6 +195,7 @@ class Runner:
     def serve(self, stop: StopToken) -> None:
         """Lead whenever nobody else does, until `stop` is cancelled."""
         patience = Patience(stop)
+        away: tuple[type[Exception], ...] = (DBAPIError, PoolTimeout)
         with self._bell.listening(SCHEDULER) as ear:
             while not stop.cancelled:
                 ear.clear()
@@ -202,7 +203,8 @@ class Runner:
                     left = self._database.run_within(STATEMENT_SECONDS, self._leases.remaining, SCHEDULER)
                     leadership = self._stood(unique_owner()) if left is None else None
                     patience.recover()
-                except (DBAPIError, PoolTimeout) as error:
+                    away = (DBAPIError, PoolTimeout, SchemaMissing)  # the tables were there, and will be again
+                except away as error:
                     patience.outlast(error)
                     continue
                 if leadership is None:
@@ -260,7 +262,7 @@ class Leader:
             return self._performed(step, sent)
         except LeadershipLost:
             return Facts(time.monotonic(), sent, held=False)
-        except (DBAPIError, PoolTimeout) as error:
+        except (DBAPIError, PoolTimeout, SchemaMissing) as error:
             self._patience.outlast(error)
             return Facts(time.monotonic(), sent, failed=True)
 

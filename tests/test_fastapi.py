@@ -93,6 +93,33 @@ def test_the_lifespan_serves_schedules_and_works_and_ends_both(database, async_d
     assert not any(thread.name == "alkstore-worker" for thread in threading.enumerate())
 
 
+def test_an_application_that_is_started_before_it_is_migrated_serves_and_works_afterwards(database, async_driver):
+    tasks, ran = Tasks(), threading.Event()
+
+    @tasks.task(name="note", queue="q")
+    def note() -> None:
+        ran.set()
+
+    async def serve():
+        engine = engine_on(database, async_driver)
+        with Store(database.engine()) as blocking:
+            tasks.bind(blocking)
+            blocking.schedule("often", "@every 1s", "emails")
+            note.enqueue()
+            app, store = made(engine, serve_schedules=True, worker=Worker(blocking, tasks))
+            for table in ("alkstore_lock", "alkstore_worker"):
+                database.sql(f"ALTER TABLE {table} RENAME TO {table}_away")
+            async with app.router.lifespan_context(app):
+                await asyncio.sleep(1)
+                for table in ("alkstore_lock", "alkstore_worker"):
+                    await asyncio.to_thread(database.sql, f"ALTER TABLE {table}_away RENAME TO {table}")
+                await soon(lambda: asyncio.sleep(0, ran.is_set()))
+                await soon(lambda: store.jobs(queue="emails"))
+        await engine.dispose()
+
+    asyncio.run(serve())
+
+
 @pytest.mark.databases("sqlite")  # the five seconds are the worker's thread's; the driver has no part in them
 def test_jobs_that_will_not_end_are_given_back_and_do_not_hold_the_server_up(database, async_driver):
     tasks, free, began = Tasks(), threading.Event(), threading.Event()

@@ -157,6 +157,21 @@ def test_renewals_in_the_sleep_hold_the_lease_to_a_boundary_forty_seconds_ahead(
             assert fire.fired_at - fire.boundary < timedelta(seconds=6)  # the longest sleep would end twenty late
 
 
+def test_a_leader_and_a_standby_outlive_a_table_that_is_away_for_a_moment(database, store):
+    store.schedule("s", "@every 1s", "q")
+    with database.store() as other, Loop(store.serve_schedules) as leader:
+        wait_until(lambda: leads(store))
+        with Loop(other.serve_schedules) as standby:
+            time.sleep(1)
+            database.sql("ALTER TABLE alkstore_lock RENAME TO alkstore_away")
+            time.sleep(5)  # both look at it in the meantime
+            database.sql("ALTER TABLE alkstore_away RENAME TO alkstore_lock")
+            before = database.count()
+            wait_until(lambda: database.count() > before)
+            assert leader.ended is standby.ended is None
+    assert_once(store, "s", SECOND)
+
+
 @everywhere
 def test_a_lease_taken_over_ends_the_runner_before_any_further_fire(database, store):
     store.schedule("s", "@every 1h", "q")
