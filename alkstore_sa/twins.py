@@ -66,19 +66,22 @@ def _take_over_sqlite(connection: Any, _entry: ConnectionPoolEntry) -> None:
 
 def _take_note(connection: Any, entry: ConnectionPoolEntry) -> None:
     driver = getattr(connection, "driver_connection", connection)  # an asynchronous driver's is adapted
-    if hasattr(driver, "fileno"):  # asyncpg has none to give
-        _fail_fast_when_unreachable(driver.fileno())
+    _fail_fast_when_unreachable(driver)
     cursor = connection.cursor()
     cursor.execute("SHOW default_transaction_isolation")
     entry.info[STRICTER] = cursor.fetchone()[0] != "read committed"
     cursor.close()
 
 
-def _fail_fast_when_unreachable(descriptor: int) -> None:
+def _fail_fast_when_unreachable(driver: Any) -> None:
     """Let the kernel report a peer that has gone silently within half a minute, where it can be told to."""
-    with suppress(OSError, AttributeError), socket.socket(fileno=os.dup(descriptor)) as peer:
+    with suppress(OSError, AttributeError), socket.socket(fileno=os.dup(_socket_of(driver).fileno())) as peer:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000)
+
+
+def _socket_of(driver: Any) -> Any:
+    return driver if hasattr(driver, "fileno") else driver._transport.get_extra_info("socket")  # noqa: SLF001 - asyncpg names it nowhere

@@ -5,7 +5,9 @@ import contextlib
 import faulthandler
 import inspect
 import logging
+import os
 import random
+import socket
 import threading
 import time
 import typing
@@ -817,3 +819,16 @@ def test_an_async_url_makes_an_engine_that_closing_disposes_of(database, tmp_pat
 
     assert asyncio.run(live())
     assert database.count() == 1
+
+
+@pytest.mark.databases("postgresql-18")
+def test_our_asynchronous_connections_give_up_on_a_peer_that_has_gone_silently(database, async_driver):
+    async def look():
+        async with opened(database, async_driver) as store, store.begin() as connection:
+            driver = (await connection.get_raw_connection()).driver_connection
+            descriptor = driver.fileno() if async_driver == "psycopg" else driver._transport.get_extra_info("socket").fileno()
+            with socket.socket(fileno=os.dup(descriptor)) as peer:
+                assert peer.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 25_000
+
+    asyncio.run(look())
