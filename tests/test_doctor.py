@@ -22,7 +22,7 @@ from test_cli import alkstore, said
 from test_commands import register
 
 from alkstore_sa import Store, migrate
-from alkstore_sa.doctor import Limits, examine, raise_ids
+from alkstore_sa.doctor import Limits, examine, postgresql, raise_ids
 from alkstore_sa.testing import advance
 
 pytestmark = pytest.mark.timeout(120)
@@ -80,6 +80,19 @@ def test_a_database_that_is_away_is_one_verdict():
         [one] = verdicts(store)
     assert (one.check, one.level) == ("connection", "problem")
     assert "s3cret" not in one.finding
+
+
+@pytest.mark.databases("postgresql-18")
+def test_a_queue_of_notifications_that_fills_up_is_told(database, store, monkeypatch):
+    monkeypatch.setattr(postgresql, "QUEUE_SHARE", 0)  # a tenth of it is 800 MB
+    with database.engine().connect() as stuck, database.engine().connect() as sender:
+        stuck.exec_driver_sql("LISTEN anything")
+        stuck.commit()
+        stuck.exec_driver_sql("SELECT 1")
+        for _ in range(5):
+            sender.exec_driver_sql("SELECT pg_notify('anything', repeat('x', 7000) || n) FROM generate_series(1, 100) AS n")
+            sender.commit()
+        assert [(level, "queue of notifications" in said) for level, said, _ in found(store, "wakes")] == [("ok", False), ("warning", True)]
 
 
 def test_a_host_whose_clock_is_wrong_is_told(database, store):

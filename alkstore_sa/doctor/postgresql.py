@@ -15,6 +15,7 @@ from alkstore_sa.store import Store
 from alkstore_sa.tables import metadata
 
 LISTEN_SECONDS: Final = 3.0
+QUEUE_SHARE: Final = 0.1
 DEAD_SHARE: Final = 0.5
 DEAD_ROWS: Final = 10_000
 LARGE: Final = 10_000  # rows; below, a plan without an index may be the right one
@@ -37,6 +38,7 @@ def wakes(store: Store) -> Iterator[Verdict]:
         if not isinstance(driver, psycopg.Connection):
             return
         heard = _is_heard(driver, sender)
+        full = sender.execute(select(func.pg_notification_queue_usage())).scalar_one()
         through_pooler = driver.info.backend_pid != listener.execute(select(func.pg_backend_pid())).scalar_one()
     if through_pooler and not heard:
         advice = "Give workers and schedulers a direct connection, or the pooler's session mode: until then they find work by polling."
@@ -50,6 +52,9 @@ def wakes(store: Store) -> Iterator[Verdict]:
     else:
         said = f"no notification came back within {LISTEN_SECONDS:g} s"
         yield Verdict("wakes", Level.WARNING, said, "Jobs are found by polling (5 s by default): a pooler, or a server that is overloaded?")
+    if full > QUEUE_SHARE:
+        said = f"{full:.0%} of the server's queue of notifications is in use: a session that listens has been in one transaction for long"
+        yield Verdict("wakes", Level.WARNING, said, "End it: when the queue is full, every commit that wakes somebody fails.")
 
 
 def _is_heard(driver: "psycopg.Connection[Any]", sender: Connection) -> bool:
