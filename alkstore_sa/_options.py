@@ -5,7 +5,6 @@ database knows.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -117,7 +116,7 @@ def not_negative(option: str, value: Duration) -> timedelta:
         length = value
     elif isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidOption(f"{option} {value!r} is no duration: give a timedelta or a number of seconds")
-    elif not math.isfinite(value) or abs(value) > LONGEST_DURATION.total_seconds():
+    elif not abs(value) <= LONGEST_DURATION.total_seconds():  # NaN is not, either
         raise InvalidOption(f"{option} {value!r} is not within {LONGEST_DURATION.days} days")
     else:
         length = timedelta(seconds=value)
