@@ -708,6 +708,20 @@ def test_records_are_frozen(store, queue):
         job.headers["a"] = "b"
 
 
+def test_ids_may_be_of_more_than_32_bits(database, store, queue):
+    if database.kind == "sqlite":
+        database.sql(f"UPDATE alkstore_job SET id = {2**40} WHERE id = :id", id=queue.enqueue(0))
+    else:
+        database.sql(f"SELECT setval(pg_get_serial_sequence('alkstore_job', 'id'), {2**40})")
+    one, two, three, *more = queue.enqueue_many([1, 2, 3, 4, 5])
+    assert one > 2**40
+    jobs = {job.id: job for job in queue.claim("w", limit=10)}
+    assert jobs.keys() >= {one, two, three, *more}
+    assert (jobs[one].heartbeat(600), jobs[two].fail("x"), jobs[three].retry("x", delay=0)) == (True, True, True)
+    assert (queue.replay(two), store.get_job(three).id, store.cancel(three)) == (True, three, True)
+    assert queue.ack_many([jobs[job_id] for job_id in (one, *more)]) == 1 + len(more)
+
+
 def test_c13_instants_are_not_wall_clocks(store, queue, monkeypatch):
     monkeypatch.setenv("TZ", "Asia/Kolkata")
     import time

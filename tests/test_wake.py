@@ -14,7 +14,7 @@ from psycopg import sql
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.orm import Session
 
-from alkstore_sa import InvalidOption, StopToken, Store
+from alkstore_sa import InvalidOption, StopToken, Store, migrate
 from alkstore_sa.wake import poll_wait
 
 
@@ -417,3 +417,35 @@ def test_a_draining_loop_promotes_within_a_second_and_seldom(database, monkeypat
         assert len(promotions) == before + 1
         assert len(promotions) <= 2 + (time.monotonic() - began) / 0.25
         assert len(seen) > 2 * len(promotions)
+
+
+@pytest.mark.databases("postgresql-18")
+def test_schemas_do_not_wake_each_other_and_may_have_odd_names(database):
+    names = ('Mixed "Case" %s; é', "x" * 63)
+    for name in names:
+        migrate.upgrade(database.engine(), schema=name)
+    odd, long = ({"schema": name, "poll": 60} for name in names)
+    with database.store(**odd) as one, database.store(**long) as two, database.store(**odd) as producer:
+        wait = waiting(one.queue("q"), 40)
+        eventually(lambda: is_listening(one))
+        for number in range(3):
+            two.enqueue("q", number)
+        time.sleep(1)
+        assert wait.is_alive()
+        producer.enqueue("q", 1)
+        wait.join(60)
+        assert wait.answer
+        assert wait.took < 35
+
+
+@pytest.mark.databases("postgresql-18")
+def test_the_listener_takes_no_place_in_the_pool_and_leaves_no_connection_behind(database):
+    engine = database.engine(pool_size=1, max_overflow=0, pool_timeout=5)
+    with Store(engine, poll=60) as store:
+        wait = waiting(store.queue("q"))
+        eventually(lambda: is_listening(store))
+        store.enqueue("q", 1)
+        wait.join(40)
+        assert wait.answer
+    engine.dispose()
+    eventually(lambda: not database.sql(LISTENERS))

@@ -1,6 +1,7 @@
 """What must not cost a worker a slot, a claim or its end: failures that cannot be recorded, locks that others hold, threads that do not come."""
 
 import asyncio
+import logging
 import threading
 import time
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from eventually import eventually
 from sqlalchemy import text
 from sqlalchemy.orm import Session, sessionmaker
 
-from alkstore_sa import Fail, JobHandle, Retry, StopToken, Store, Tasks, Worker, migrate
+from alkstore_sa import Fail, JobHandle, Retry, StopToken, Store, Tasks, Worker, migrate, rounds
 from alkstore_sa.heartbeats import Heart
 from alkstore_sa.presence import Presence
 from alkstore_sa.runs import Bench, Outcome
@@ -161,6 +162,27 @@ def test_claims_are_kept_though_somebody_has_locked_a_table_of_the_workers_own(d
         end.set()
         eventually(lambda: store.get_job(job_id) is None)
     assert starts == [1]
+
+
+@pytest.mark.databases("postgresql-18")
+def test_a_worker_goes_on_though_its_table_was_locked_for_longer_than_a_round_may_take(database, store, tasks, monkeypatch, caplog):
+    for limit in ("ROUND_LIMIT", "PROMOTION_LIMIT"):
+        monkeypatch.setattr(rounds, limit, 1.0)
+    ran = threading.Event()
+
+    @tasks.task(name="t")
+    def fn() -> None:
+        ran.set()
+
+    caplog.set_level(logging.INFO, "alkstore_sa.worker")
+    with working(store, tasks):
+        eventually(lambda: "serves" in caplog.text)
+        with database.engine().connect() as locker:
+            locker.execute(text("LOCK TABLE alkstore_job IN ACCESS EXCLUSIVE MODE"))
+            eventually(lambda: "the database did not answer" in caplog.text)
+            locker.rollback()
+        fn.enqueue()
+        assert ran.wait(30)
 
 
 def test_what_is_claimed_during_a_beat_quickens_the_next_one(store, monkeypatch):
