@@ -1,6 +1,5 @@
 """The coordinator of one worker: it does what the shift decides, and it alone keeps account of what is in hand."""
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from alkstore_sa.heartbeats import Heart
 from alkstore_sa.loop import LoopCrew
 from alkstore_sa.patience import Patience
 from alkstore_sa.rounds import Claimed, Rounds
-from alkstore_sa.runs import Bench, Limiter, Outcome, Overrun, Run, conclude, log, report
+from alkstore_sa.runs import Bench, Limiter, Outcome, Overrun, Run, conclude_aside, log, report
 from alkstore_sa.sessions import Sessions
 from alkstore_sa.stop import Latch, StopToken, wait_for
 from alkstore_sa.store import Parts
@@ -324,10 +323,8 @@ class Coordinator:
             if run.deferred:
                 continue
             run.error = Overrun(run.handler.timeout or 0.0)
-            aside = threading.Thread(target=conclude, args=(run, 1), daemon=True)
-            aside.start()
-            aside.join(OVERRUN_SECONDS)  # somebody may have its row locked, the handler too
-            self._close_account(run, run.outcome or Outcome.UNSETTLED)
+            in_time = conclude_aside(run, OVERRUN_SECONDS, self._told_dead)
+            self._close_account(run, (run.outcome if in_time else None) or Outcome.UNSETTLED)
         if self._leave_at is None and self._overrun and self._overrun * 2 >= self._team.shift.slots:
             log.error("%s of %s slots are lost to handlers that overran their timeouts: leaving", self._overrun, self._team.shift.slots)
             self._report.worn_out = True

@@ -84,6 +84,7 @@ async def _serve(store: AsyncStore, stop: StopToken) -> None:
         try:
             await store.serve_schedules(stop)
         except SchemaMissing as error:  # an application may be started before it is migrated
+            log.warning("the scheduler waits: %s", error)
             await stop.wait_async(patience.failed(error))
         except Exception:
             log.exception("the scheduler failed; other processes may serve the schedules")
@@ -103,6 +104,7 @@ def _work(worker: Worker, stop: StopToken) -> None:
         try:
             worker.run(stop)
         except SchemaMissing as error:
+            log.warning("the worker waits: %s", error)
             patience.outlast(error)
         except Exception:
             log.exception("the worker failed; its jobs wait for other workers")

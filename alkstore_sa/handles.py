@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Unpack
 
-from sqlalchemy import Row
+from sqlalchemy import Connection, Row
+from sqlalchemy.orm import Session
 
 from alkstore_sa._backoff import backoff
 from alkstore_sa._names import checked_name
@@ -21,7 +22,7 @@ from alkstore_sa.errors import ClaimLost, InvalidOption, error_text
 from alkstore_sa.patience import Patience
 from alkstore_sa.queues import MOVED_AT_ONCE, Jobs, chunked
 from alkstore_sa.records import Job, JobState, headers_from_text
-from alkstore_sa.seam import Tx, is_open
+from alkstore_sa.seam import Tx, standing_for
 from alkstore_sa.statements.jobs import delete_held
 from alkstore_sa.stop import StopToken
 from alkstore_sa.wake import Bell, Waiter
@@ -88,7 +89,7 @@ class JobHandle:
     def __init__(self, jobs: Jobs, row: Sequence[Any]) -> None:
         self._jobs: Final = jobs
         self._lost: threading.Event | None = None
-        self._tx: Tx | None = None
+        self._tx: Session | Connection | None = None
         self.settled = False
         self.buried = False
         (  # in the order of CLAIM_COLUMNS: by name, a row costs ten times as much, and a worker makes tens of thousands a second
@@ -173,7 +174,7 @@ class JobHandle:
             InvalidOption, TypeError: the transaction is not one that can carry the ack.
         """
         clause = self._jobs.database.statement(delete_held)
-        self._tx = tx
+        self._tx = standing_for(tx)
         if not self._settled(self._jobs.database.join(tx, self._jobs.ack, clause, self.id, self.fence)):
             raise ClaimLost(f"job {self.id} is no longer held under fence {self.fence}: roll back what was done for it")
 
@@ -225,7 +226,12 @@ class JobHandle:
     @property
     def is_pending(self) -> bool:
         """Whether an `ack_tx` of this claim stands in a transaction of the caller's that is still open."""
-        return self._tx is not None and is_open(self._tx)
+        return self._tx is not None and self._tx.in_transaction()
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the transaction of an `ack_tx` of this claim is over, and may have been rolled back."""
+        return self._tx is not None and not self._tx.in_transaction()
 
     def is_of(self, jobs: Jobs) -> bool:
         """Tell whether this is a claim in the database that `jobs` speaks to."""

@@ -80,8 +80,10 @@ class LoopCrew:
         self._bench.end(run)
 
     def _settle(self, run: Run) -> None:
-        conclude(run)
-        self._bench.end(run)
+        try:
+            conclude(run)
+        finally:
+            self._bench.end(run)
 
 
 def _task(coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:

@@ -8,10 +8,11 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, SQLAlchemyError
 
 from alkstore_sa.errors import SchemaMissing, error_text
 from alkstore_sa.handlers import Handler
@@ -187,7 +188,7 @@ def conclude(run: Run, tries: int = SETTLING_TRIES) -> None:
     """
     job, error = run.job, run.error
     by_handler = job.settled
-    if by_handler and (error is None or job.is_pending):
+    if by_handler and (error is None or not job.is_doubtful):
         note_settled(run)
         return
     for told in (error, _plain(error)):
@@ -201,6 +202,28 @@ def conclude(run: Run, tries: int = SETTLING_TRIES) -> None:
         note_settled(run)
     elif job.buried:
         run.outcome = Outcome.DEAD
+
+
+def conclude_aside(run: Run, seconds: float, told_dead: Callable[[Sequence[int]], None]) -> bool:
+    """Settle a run by one try in a thread of its own, since somebody may have its row locked; False where that takes longer.
+
+    A job that goes dead after that is passed to `told_dead`.
+    """
+    concluded: Future[None] = Future()
+
+    def settle() -> None:
+        conclude(run, tries=1)
+        concluded.set_result(None)
+
+    try:
+        threading.Thread(target=settle, daemon=True).start()
+    except RuntimeError:  # no more threads can be had
+        settle()
+    wait((concluded,), seconds)
+    if concluded.done():
+        return True
+    concluded.add_done_callback(lambda _: told_dead([run.job.id]) if run.job.buried else None)
+    return False
 
 
 def _settle(run: Run, error: BaseException | None, tries: int) -> Outcome:
@@ -225,6 +248,8 @@ def settled(run: Run, verb: Callable[[], bool], outcome: Outcome, tries: int) ->
     for attempt in range(tries):
         try:
             stood = verb()
+        except DataError:
+            raise  # it is the text that will not do, however often
         except (SQLAlchemyError, SchemaMissing, OSError) as error:
             pause = 0.2 * 2**attempt * random.uniform(0.5, 1)
             log.warning("job %s cannot be settled (%s): again in %.1f s", run.job.id, type(error).__name__, pause, extra=run.fields)

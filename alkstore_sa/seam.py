@@ -69,9 +69,9 @@ def joined(tx: Tx, dialect: str, statement: Executable, engine: Engine | None = 
     return _Untranslated(tx) if _has_map(connection) or (isinstance(tx, Session) and _has_map_of_its_own(tx)) else tx
 
 
-def is_open(tx: Tx) -> bool:
-    """Tell whether the caller's transaction is still open."""
-    return (tx() if isinstance(tx, scoped_session) else tx).in_transaction()
+def standing_for(tx: Tx) -> Session | Connection:
+    """Give what `tx` is in this thread and moment: a scoped_session gives another Session elsewhere, or none at all."""
+    return tx() if isinstance(tx, scoped_session) else tx
 
 
 def _has_map(connection: Connection) -> bool:

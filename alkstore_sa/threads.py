@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from alkstore_sa.runs import SETTLING_TRIES, Bench, Overrun, Run, conclude, log, note_settled
+from alkstore_sa.runs import SETTLING_TRIES, Bench, Limiter, Overrun, Run, conclude, log, note_settled
 from alkstore_sa.sessions import Sessions, refuse_awaitable
 from alkstore_sa.tasks import Around
 
@@ -28,6 +28,7 @@ class ThreadCrew:
         self._around = around
         self._waiting: Final[deque[Run]] = deque()
         self._changed = threading.Condition()
+        self._warnings = Limiter()
         self._threads = 0
         self._idle = 0
         self._coming = False
@@ -74,15 +75,18 @@ class ThreadCrew:
                     self._threads -= 1
                     if not self._threads:
                         raise
-                    log.warning("%s handler threads are all that there can be (%s)", self._threads, error)
+                    if self._warnings.lets_through("threads"):
+                        log.warning("%s handler threads are all that there can be (%s)", self._threads, error)
 
     def _work(self) -> None:
         while self._await_work():
             while (run := self._take()) is not None:
                 if self._waiting and not self._coming:
                     self._call_another()
-                self._perform(run)
-                self._bench.end(run)
+                try:
+                    self._perform(run)
+                finally:
+                    self._bench.end(run)
 
     def _await_work(self) -> bool:
         with self._changed:

@@ -260,20 +260,26 @@ PINNING = {
 @pytest.mark.parametrize("pinning", PINNING)
 def test_a_transaction_that_keeps_dead_rows_is_told_with_its_pid_and_application(database, store, pinning):
     level, statement = PINNING[pinning]
-    holder = database.engine(connect_args={"application_name": "report"}, isolation_level=level)
-    looker = database.engine(connect_args={"application_name": "looker"}, isolation_level="REPEATABLE READ")
-    with looker.connect() as other, holder.connect() as connection:
-        if pinning == "a write":
-            other.exec_driver_sql("BEGIN")  # it is open for longer, and shows what the writer keeps as its own
+    with database.engine(connect_args={"application_name": "report"}, isolation_level=level).connect() as connection:
         pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
         connection.exec_driver_sql(statement)
-        other.exec_driver_sql("SELECT count(*) FROM alkstore_job")
         time.sleep(0.3)
         assert found(store, "horizon")[0][0] == "ok"
         level, finding, advice = found(store, "horizon", transaction=timedelta(seconds=0.2))[0]
         assert level in ("warning", "problem") and f"pid {pid} of report" in finding and f"pg_terminate_backend({pid})" in advice
         assert re.search(r"whose last query began \d+ s ago$", finding)
         assert found(store, "horizon", transaction=timedelta(seconds=0.01))[0][0] == "problem"
+
+
+def test_a_writer_is_told_before_those_whose_snapshots_only_show_it(apart):
+    """On a server of its own, since a snapshot shows the oldest writer of any database."""
+    holder = apart.engine(connect_args={"application_name": "report"})
+    looker = apart.engine(isolation_level="REPEATABLE READ")
+    with apart.store() as store, looker.connect() as other, holder.connect() as connection:
+        other.exec_driver_sql("BEGIN")  # it is open for longer
+        connection.exec_driver_sql(PINNING["a write"][1])
+        other.exec_driver_sql("SELECT count(*) FROM alkstore_job")
+        assert "of report" in found(store, "horizon", transaction=timedelta(0))[0][1]
 
 
 @pytest.mark.databases("postgresql-18")

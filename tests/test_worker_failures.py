@@ -10,9 +10,9 @@ import pytest
 from databases import admin
 from eventually import eventually
 from sqlalchemy import text
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from alkstore_sa import Fail, JobHandle, Retry, StopToken, Store, Tasks, Worker, migrate, rounds
+from alkstore_sa import Fail, JobHandle, Retry, StopToken, Store, Tasks, Worker, coordinator, migrate, rounds
 from alkstore_sa.heartbeats import Heart
 from alkstore_sa.presence import Presence
 from alkstore_sa.runs import Bench, Outcome
@@ -96,12 +96,12 @@ def test_a_handler_that_fails_while_the_table_is_away_is_settled_once_it_is_back
     assert "no luck" in store.get_job(job_id).last_error
 
 
-@pytest.fixture
-def latin(database):
+@pytest.fixture(params=["", "?client_encoding=utf8"], ids=["refused by the driver", "refused by the server"])
+def latin(database, request):
     """A store on a database that cannot store every character."""
     name = database.url.rsplit("/", 1)[1] + "_latin"
     admin(database.server_url, f"CREATE DATABASE {name} ENCODING 'LATIN1' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
-    with Store(database.server_url.rsplit("/", 1)[0] + "/" + name) as store:
+    with Store(database.server_url.rsplit("/", 1)[0] + "/" + name + request.param) as store:
         migrate.upgrade(store.engine)
         yield store
     store.engine.dispose()
@@ -288,3 +288,62 @@ def test_a_worker_that_gets_no_more_threads_goes_on_with_those_it_has(store, tas
     fn.enqueue_many([fn.call()] * 4)
     assert Worker(store, tasks, concurrency=4, max_jobs=4).run(StopToken()).done == 4
     assert "all that there can be" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("committed", [True, False], ids=["committed", "rolled back"])
+def test_an_ack_in_a_session_of_a_scope_that_is_gone_is_looked_at_all_the_same(database, store, tasks, kind, committed):
+    """As Flask's `db.session` outside of its application's context."""
+    scope = threading.local()
+    scoped = scoped_session(sessionmaker(database.engine()), scopefunc=lambda: scope.key)
+
+    def fn(job):
+        scope.key = 1
+        try:
+            job.ack_tx(scoped)
+            (scoped.commit if committed else scoped.rollback)()
+        finally:
+            scoped.remove()
+            del scope.key
+        raise ValueError("no luck")
+
+    registered(tasks, kind, fn).enqueue()
+    with working(store, tasks):
+        eventually(lambda: [job.state for job in store.jobs()] == ([] if committed else ["delayed"]))
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_job_that_its_handler_failed_before_it_raised_is_told_dead(store, kind):
+    dead = []
+    tasks = Tasks(store, on_dead=lambda job: dead.append(job.last_error))
+
+    def fn(job):
+        job.fail("card refused")
+        raise ValueError("and now?")
+
+    registered(tasks, kind, fn).enqueue()
+    assert Worker(store, tasks, max_jobs=1).run(StopToken()).outcomes == {Outcome.DEAD: 1}
+    assert dead == ["card refused"]
+
+
+@pytest.mark.databases("sqlite")
+def test_a_job_that_overran_beside_a_session_handler_is_told_dead_once_it_is(database, store):
+    """Its end has to wait until the other one gives SQLite's write lock up."""
+    dead, end = [], threading.Event()
+    tasks = Tasks(store, on_dead=lambda job: dead.append(job.last_error))
+
+    @tasks.task(name="holds", priority=1)
+    def holds(session: Session) -> None:
+        end.wait(30)
+
+    @tasks.task(name="overruns", timeout=1, max_attempts=1)
+    def overruns(job: JobHandle) -> None:
+        job.lost.wait(30)
+        time.sleep(coordinator.OVERRUN_SECONDS + 1)
+        end.set()
+
+    holds.enqueue()
+    overruns.enqueue()
+    with working(store, tasks, concurrency=4):
+        eventually(lambda: dead)
+    assert dead[0].startswith("timeout")
