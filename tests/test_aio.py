@@ -125,7 +125,7 @@ PAIRS = [
 ]
 PLAIN = {"queue", "outbox", "stamped_queue", "parts"}  # plain calls on both sides
 MANAGERS = {"lock", "begin"}
-BENEATH = {"parts", "keep", "told", "is_of", "is_pending"}  # what the rooms above and below use
+BENEATH = {"parts", "keep", "told", "is_of", "is_pending", "is_doubtful"}  # what the rooms above and below use
 
 
 def shape(function):
