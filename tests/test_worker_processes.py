@@ -376,7 +376,9 @@ def test_session_handlers_count_exactly_on_sqlite_though_workers_are_killed(data
 @pytest.mark.timeout(900)
 @pytest.mark.databases("postgresql-18")
 def test_20_000_session_handlers_count_exactly(database, processes, app, counter):
-    assert counted(database, processes, app, counter, 20_000, 4, 800, ["kill"]) >= 60
+    began = time.monotonic()
+    kills = counted(database, processes, app, counter, 20_000, 4, 800, ["kill"])
+    assert kills >= max(20, (time.monotonic() - began) / 2)  # one a second, for as long as the machine takes
 
 
 @pytest.mark.soak
