@@ -174,9 +174,9 @@ class JobHandle:
             InvalidOption, TypeError: the transaction is not one that can carry the ack.
         """
         clause = self._jobs.database.statement(delete_held)
-        self._tx = standing_for(tx)
         if not self._settled(self._jobs.database.join(tx, self._jobs.ack, clause, self.id, self.fence)):
             raise ClaimLost(f"job {self.id} is no longer held under fence {self.fence}: roll back what was done for it")
+        self._tx = standing_for(tx)
 
     def retry(self, error: str | BaseException, delay: Duration | None = None) -> bool:
         """Put the job back with `error`, to run again after `delay` (default: the curve); False if the claim is gone.
@@ -231,7 +231,7 @@ class JobHandle:
     @property
     def is_doubtful(self) -> bool:
         """Whether the transaction of an `ack_tx` of this claim is over, and may have been rolled back."""
-        return self._tx is not None and not self._tx.in_transaction()
+        return self._tx is not None and not self.is_pending
 
     def is_of(self, jobs: Jobs) -> bool:
         """Tell whether this is a claim in the database that `jobs` speaks to."""

@@ -301,3 +301,14 @@ def test_bad_options_are_refused(outbox):
         outbox.enqueue(1, delay=-1)
     with pytest.raises(InvalidName):
         outbox.run_once("", lambda job: None)
+
+
+def test_a_message_whose_ack_tx_was_refused_is_retried(database, store, outbox):
+    job_id = outbox.enqueue(1)
+    with database.engine().connect() as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql("SELECT 1")  # open, and can carry no ack
+        assert outbox.run_once("w", lambda job: job.ack_tx(connection))
+        assert store.get_job(job_id).state == JobState.DELAYED
+    database.sql(f"UPDATE alkstore_job SET run_at = {database.now(-1)}")
+    assert outbox.run_once("w", lambda job: job.ack_tx("no transaction"))
+    assert "is no Session" in store.get_job(job_id).last_error
