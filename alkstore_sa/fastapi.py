@@ -48,8 +48,8 @@ async def running(app: Starlette, store: AsyncStore, *, serve_schedules: bool = 
 
     `serve_schedules`: stand by for the scheduler, of which one process of all leads. `worker`: run it in a daemon thread, for small
     deployments; it has a blocking Store of its own, and its handlers have at most 2 s of its grace to end, so that it has time to give
-    back the jobs of the others. Leaving stops both, waits for at most 5 s, and closes the store. Starts nothing else,
-    and handles no signals.
+    back the jobs of the others. Both wait for tables that are not there yet. Leaving stops both, waits for at most 5 s, and closes the
+    store. Starts nothing else, and handles no signals.
     """
     setattr(app.state, STATE, store)
     stop = StopToken()
@@ -84,7 +84,6 @@ async def _serve(store: AsyncStore, stop: StopToken) -> None:
         try:
             await store.serve_schedules(stop)
         except SchemaMissing as error:  # an application may be started before it is migrated
-            log.warning("the scheduler waits: %s", error)
             await stop.wait_async(patience.failed(error))
         except Exception:
             log.exception("the scheduler failed; other processes may serve the schedules")
@@ -104,7 +103,6 @@ def _work(worker: Worker, stop: StopToken) -> None:
         try:
             worker.run(stop)
         except SchemaMissing as error:
-            log.warning("the worker waits: %s", error)
             patience.outlast(error)
         except Exception:
             log.exception("the worker failed; its jobs wait for other workers")

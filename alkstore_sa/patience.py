@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from alkstore_sa.engines import is_read_only
+from alkstore_sa.errors import AlkstoreError
 from alkstore_sa.stop import StopToken
 
 log: Final = logging.getLogger(__name__)
@@ -48,7 +49,8 @@ class Patience:
         """Warn of one more failure in a row; give the seconds to pause for."""
         pause: float = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(self._failures, 10)) * random.uniform(0.5, 1)
         self._failures += 1
-        log.warning("the database did not answer (%s): going on in %.1f s", type(error).__name__, pause, extra={"failures": self._failures})
+        what = str(error) if isinstance(error, AlkstoreError) else type(error).__name__  # ours name no secrets, and say what to do
+        log.warning("the database did not answer (%s): going on in %.1f s", what, pause, extra={"failures": self._failures})
         return pause
 
     def recover(self) -> None:

@@ -216,7 +216,7 @@ def conclude_aside(run: Run, seconds: float, told_dead: Callable[[Sequence[int]]
         concluded.set_result(None)
 
     try:
-        threading.Thread(target=settle, daemon=True).start()
+        threading.Thread(target=settle, name="alkstore-aside", daemon=True).start()
     except RuntimeError:  # no more threads can be had
         settle()
     wait((concluded,), seconds)

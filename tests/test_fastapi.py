@@ -93,7 +93,7 @@ def test_the_lifespan_serves_schedules_and_works_and_ends_both(database, async_d
     assert not any(thread.name == "alkstore-worker" for thread in threading.enumerate())
 
 
-def test_an_application_that_is_started_before_it_is_migrated_serves_and_works_afterwards(database, async_driver):
+def test_an_application_that_is_started_before_it_is_migrated_serves_and_works_afterwards(database, async_driver, caplog):
     tasks, ran = Tasks(), threading.Event()
 
     @tasks.task(name="note", queue="q")
@@ -110,7 +110,7 @@ def test_an_application_that_is_started_before_it_is_migrated_serves_and_works_a
             for table in ("alkstore_lock", "alkstore_worker"):
                 database.sql(f"ALTER TABLE {table} RENAME TO {table}_away")
             async with app.router.lifespan_context(app):
-                await asyncio.sleep(1)
+                await soon(lambda: asyncio.sleep(0, caplog.text.count("run `alkstore upgrade`") >= 2))  # the scheduler and the worker
                 for table in ("alkstore_lock", "alkstore_worker"):
                     await asyncio.to_thread(database.sql, f"ALTER TABLE {table}_away RENAME TO {table}")
                 await soon(lambda: asyncio.sleep(0, ran.is_set()))

@@ -4,13 +4,14 @@ import asyncio
 import logging
 import threading
 import time
-from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from databases import admin
 from eventually import eventually
 from sqlalchemy import text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from test_worker import working as working_with
 
 from alkstore_sa import Fail, JobHandle, Retry, StopToken, Store, Tasks, Worker, coordinator, migrate, rounds
 from alkstore_sa.heartbeats import Heart
@@ -19,25 +20,12 @@ from alkstore_sa.runs import Bench, Outcome
 
 pytestmark = pytest.mark.timeout(120)
 
+working = partial(working_with, concurrency=1, grace=5)
+
 
 @pytest.fixture
 def tasks(store):
     return Tasks(store)
-
-
-@contextmanager
-def working(store, tasks, **options):
-    """Run a worker with one slot beside the test; it must end when it is told to. Give the list that its report goes to."""
-    stop, reports = StopToken(), []
-    worker = Worker(store, tasks, **{"concurrency": 1, "grace": 5, **options})
-    thread = threading.Thread(target=lambda: reports.append(worker.run(stop)), daemon=True)
-    thread.start()
-    try:
-        yield reports
-    finally:
-        stop.cancel()
-        thread.join(30)
-    assert not thread.is_alive()
 
 
 def registered(tasks, kind, function):
@@ -347,3 +335,20 @@ def test_a_job_that_overran_beside_a_session_handler_is_told_dead_once_it_is(dat
     with working(store, tasks, concurrency=4):
         eventually(lambda: dead)
     assert dead[0].startswith("timeout")
+
+
+def test_a_job_that_overruns_is_retried_though_there_are_no_more_threads(store, tasks, monkeypatch):
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name == "alkstore-aside":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    @tasks.task(name="t", timeout=1, base_backoff=60)
+    def fn(job: JobHandle) -> None:
+        job.lost.wait(30)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    fn.enqueue()
+    assert Worker(store, tasks, concurrency=4, max_jobs=1).run(StopToken()).outcomes == {Outcome.RETRIED: 1}
